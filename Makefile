@@ -1,0 +1,41 @@
+# `make demo` and `make test` need only Python 3.11 and make: both build their own virtual environment first.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+BIN := $(VENV)/bin
+WORKERS ?= 4
+GRID ?= 2x2
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all check clean
+
+help:
+	@echo "make demo      train the demo recipe with four workers in a 2x2 grid on real pictures"
+	@echo "make test      format, types and the fast tests"
+	@echo "make test-all  the fast tests and the slower proofs"
+	@echo "make check     format and types only"
+	@echo "make clean     remove the virtual environment and caches"
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+demo: setup
+	$(BIN)/megabatch data get fashion-mnist --or-generated
+	$(BIN)/megabatch train demo --workers $(WORKERS) --grid $(GRID)
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: check
+	$(BIN)/pytest -m "not slow" tests
+
+test-all: check
+	$(BIN)/pytest tests
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

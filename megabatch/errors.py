@@ -1,0 +1,69 @@
+"""The errors a user can meet.
+
+    MegabatchError
+    |-- ConfigError         a recipe, a key or a value that cannot work
+    |-- GridError           a process grid that does not fit the world
+    |-- DataError           pictures or labels that are missing, unreadable or wrong
+    |-- CheckpointError     a run folder or checkpoint that does not fit this run
+    |-- LaunchError         a world of workers that cannot be formed or joined
+    |-- CommunicationError  workers that stopped answering or disagree about what is exchanged
+    `-- TrainingError       a training that cannot go on (non-finite gradients)
+
+Every message is one line with three parts: what was given, what is needed, what to do. `assert` is for our own
+mistakes only.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "CheckpointError",
+    "CommunicationError",
+    "ConfigError",
+    "DataError",
+    "GridError",
+    "LaunchError",
+    "MegabatchError",
+    "TrainingError",
+    "nearest",
+]
+
+
+class MegabatchError(Exception):
+    """Anything a user can cause or must know; the command line prints it as one line and exits with 2."""
+
+
+class ConfigError(MegabatchError):
+    """A recipe, a key or a value that cannot work."""
+
+
+class GridError(MegabatchError):
+    """A process grid that does not fit the world."""
+
+
+class DataError(MegabatchError):
+    """Pictures or labels that are missing, unreadable or wrong."""
+
+
+class CheckpointError(MegabatchError):
+    """A run folder or checkpoint that does not fit this run."""
+
+
+class LaunchError(MegabatchError):
+    """A world of workers that cannot be formed or joined."""
+
+
+class CommunicationError(MegabatchError):
+    """Workers that stopped answering or disagree about what is exchanged."""
+
+
+class TrainingError(MegabatchError):
+    """A training that cannot go on."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for the known word closest to `word`, or an empty string when none is close."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"; did you mean '{close[0]}'?" if close else ""
