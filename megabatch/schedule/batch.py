@@ -1,0 +1,131 @@
+"""The total batch as a function of the epoch, and the updates that follow from it.
+
+The stream of training pictures is the orders of epoch 0, 1, 2, ... laid end to end. Update u takes the next
+`batch_total` pictures of that stream, so an epoch's last pictures share an update with the next epoch's first:
+no update is ever a small one at a rate made for a large one, no picture is left out of an epoch or seen twice in it,
+and every ghost batch is whole. Only the very end of a run can be uneven: the last update is cut to whole ghost
+batches, and fewer than `ghost_batch` pictures remain unused.
+
+Batch-size control (Mikami 2018, section 3.1; Smith 2017) is a list of stages: `"0:34816 30:69632"` means 34,816
+pictures an update from the start and 69,632 from epoch 30. A stage begins with the first update that starts at or
+after its epoch.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from megabatch.errors import ConfigError
+
+__all__ = ["BatchStages", "Update", "count_updates", "deal", "iterate_updates", "parse_stages"]
+
+
+@dataclass(frozen=True)
+class BatchStages:
+    """Total batch by epoch: `batch_totals[i]` holds from `from_epochs[i]` on."""
+
+    from_epochs: tuple[float, ...]
+    batch_totals: tuple[int, ...]
+
+    def at(self, epoch: float) -> int:
+        """The total batch of an update that starts at this epoch."""
+        return self.batch_totals[bisect_right(self.from_epochs, epoch) - 1]
+
+    def __str__(self) -> str:
+        if len(self.batch_totals) == 1:
+            return f"{self.batch_totals[0]:,}"
+        stages = zip(self.from_epochs, self.batch_totals, strict=True)
+        return ", ".join(f"{total:,} from epoch {start:g}" for start, total in stages)
+
+
+def parse_stages(text: int | str) -> BatchStages:
+    """Read `1024` or `"0:1024 2.5:2048"`.
+
+    Raises:
+        ConfigError: when the text is not such a list, the epochs do not rise from 0, or a batch is not positive.
+    """
+    if isinstance(text, int):
+        text = f"0:{text}"
+    stages: list[tuple[float, int]] = []
+    for word in text.replace(",", " ").split():
+        epoch_text, colon, batch_text = word.rpartition(":")
+        try:
+            stages.append((float(epoch_text) if colon else 0.0, int(batch_text)))
+        except ValueError:
+            raise ConfigError(
+                f"batch_total stage '{word}' cannot be read; write EPOCH:BATCH, for example \"0:1024 30:2048\""
+            ) from None
+    epochs = tuple(epoch for epoch, _ in stages)
+    totals = tuple(total for _, total in stages)
+    if not stages or epochs[0] != 0 or any(b <= a for a, b in pairwise(epochs)):
+        raise ConfigError(
+            f'batch_total "{text}" must begin at epoch 0 and rise from stage to stage, for example "0:1024 30:2048"'
+        )
+    if min(totals) < 1:
+        raise ConfigError(f"batch_total {min(totals)} is not a positive number of pictures; give at least one")
+    return BatchStages(epochs, totals)
+
+
+@dataclass(frozen=True)
+class Update:
+    """One optimiser update: pictures `start_samples` to `start_samples + num_samples` of the stream."""
+
+    index: int
+    start_samples: int
+    num_samples: int
+    ghost_batch: int
+    start_epoch: float
+
+    @property
+    def num_ghosts(self) -> int:
+        return self.num_samples // self.ghost_batch
+
+    @property
+    def end_samples(self) -> int:
+        return self.start_samples + self.num_samples
+
+
+def iterate_updates(
+    batch_total_at: Callable[[float], int],
+    ghost_batch: int,
+    samples_per_epoch: int,
+    total_samples: int,
+    *,
+    start_samples: int = 0,
+    start_index: int = 0,
+) -> Iterator[Update]:
+    """Yield the updates from `start_samples` to the end of the run."""
+    samples, index = start_samples, start_index
+    while True:
+        epoch = samples / samples_per_epoch
+        num_samples = min(batch_total_at(epoch), (total_samples - samples) // ghost_batch * ghost_batch)
+        if num_samples <= 0:
+            return
+        yield Update(index, samples, num_samples, ghost_batch, epoch)
+        samples += num_samples
+        index += 1
+
+
+def count_updates(stages: BatchStages, ghost_batch: int, samples_per_epoch: int, total_samples: int) -> int:
+    """How many updates the whole run makes, without walking through them one by one."""
+    samples = updates = 0
+    bounds = [*(epoch * samples_per_epoch for epoch in stages.from_epochs[1:]), float("inf")]
+    for total, bound in zip(stages.batch_totals, bounds, strict=True):
+        usable = (total_samples - samples) // ghost_batch * ghost_batch
+        if usable <= 0:
+            break
+        if bound >= samples + usable:
+            return updates + -(-usable // total)
+        # A stage lasts until the first update that starts at or after the next stage's epoch.
+        in_stage = max(0, -int(-(bound - samples) // total))
+        updates += in_stage
+        samples += in_stage * total
+    return updates
+
+
+def deal(num_ghosts: int, num_workers: int, worker: int) -> range:
+    """The ghost batches of an update that fall to `worker`: contiguous, and counts differ by one at most."""
+    return range(num_ghosts * worker // num_workers, num_ghosts * (worker + 1) // num_workers)
