@@ -1,0 +1,88 @@
+"""The files of a run folder: names, writers that never leave a half-written file, readers that forgive a torn line.
+
+    config.toml         the resolved settings            summary.json       the result
+    environment.json    versions, hosts, grid, commit    checkpoints/       see megabatch.train.checkpoint
+    metrics.jsonl       one row per update               model.safetensors  the trained model
+    tensorboard/        the same rows for TensorBoard
+
+A row of `metrics.jsonl` describes the run after an update: `update` counts from 1, `samples` are the pictures seen,
+`epoch` is samples / pictures in an epoch. Rows of updates after which the model was evaluated also carry `val_*`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from megabatch.errors import DataError
+
+__all__ = ["MetricsLog", "read_json", "read_metrics", "write_atomically", "write_json"]
+
+
+def write_atomically(path: Path, content: bytes | str) -> None:
+    """Write beside `path`, force it to disk, then rename: readers see the old file or the new one, never a part."""
+    data = content.encode() if isinstance(content, str) else content
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(beside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write a table as readable JSON, atomically."""
+    write_atomically(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read what `write_json` wrote."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"'{path}' does not exist; give the folder of a finished run") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"'{path}' cannot be read: {error}; the run folder is damaged") from None
+    if not isinstance(value, dict):
+        raise DataError(f"'{path}' holds {type(value).__name__}, a table is needed; the run folder is damaged")
+    return value
+
+
+class MetricsLog:
+    """Appends rows to `metrics.jsonl`; a resumed run first cuts off the rows written after its checkpoint."""
+
+    def __init__(self, path: Path, keep_bytes: int = 0) -> None:
+        path.touch()
+        self._file = open(path, "r+b")  # noqa: SIM115 - held open for the whole run, closed by `close`
+        self._file.truncate(min(keep_bytes, path.stat().st_size))
+        self._file.seek(0, os.SEEK_END)
+
+    @property
+    def num_bytes(self) -> int:
+        """How long the file is: the cursor a checkpoint stores."""
+        return self._file.tell()
+
+    def append(self, row: dict[str, float | int]) -> None:
+        """Write one row and hand it to the operating system at once."""
+        plain = {k: (None if isinstance(v, float) and not math.isfinite(v) else v) for k, v in row.items()}
+        self._file.write(json.dumps(plain).encode() + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows in order; a torn last line, left by a killed run, is passed over."""
+    with open(path, "rb") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            yield json.loads(line)
