@@ -1,0 +1,192 @@
+"""Builds what a run consists of: pictures, network, optimiser, statistics, and DDP around the network."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from megabatch.comm.exposed import ExposedTimeHook
+from megabatch.config import Config
+from megabatch.data.augment import Augmentation
+from megabatch.data.sources import Source, check_same_classes, open_source
+from megabatch.errors import ConfigError, DataError
+from megabatch.model.norm import GhostStatistics
+from megabatch.model.registry import build_model
+from megabatch.optim.groups import parameter_groups
+from megabatch.schedule.pieces import value_at
+from megabatch.train.world import World
+
+__all__ = [
+    "Normaliser",
+    "Workbench",
+    "augmentation_of",
+    "autocast_of",
+    "build_network",
+    "build_workbench",
+    "open_pictures",
+    "set_threads",
+]
+
+_AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Normaliser:
+    """uint8 [n, height, width, channels] pictures -> float network input on the device, in one pass over the batch."""
+
+    def __init__(self, config: Config, channels: int, device: torch.device) -> None:
+        mean, std = config.data.mean, config.data.std
+        if len(mean) not in (1, channels):
+            raise ConfigError(
+                f"data.mean has {len(mean)} values but the pictures have {channels} channels; give 1 or {channels}"
+            )
+        self._device = device
+        self._channels_last = config.train.channels_last
+        self._scale = (1.0 / (255.0 * torch.tensor(std, device=device))).view(1, -1, 1, 1)
+        self._shift = -(torch.tensor(mean, device=device) / torch.tensor(std, device=device)).view(1, -1, 1, 1)
+
+    def __call__(self, pictures: Tensor) -> Tensor:
+        batch = pictures.to(self._device, non_blocking=True).permute(0, 3, 1, 2).to(torch.float32)
+        if not self._channels_last:
+            batch = batch.contiguous()
+        return batch.mul_(self._scale).add_(self._shift)
+
+
+@dataclass
+class Workbench:
+    """Everything one worker trains with."""
+
+    config: Config
+    world: World
+    device: torch.device
+    train_source: Source
+    val_source: Source
+    network: nn.Module  # plain names, for state_dict and evaluation
+    ddp: DistributedDataParallel
+    exposed: ExposedTimeHook
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    statistics: GhostStatistics
+    normalise: Normaliser
+
+    def set_rates(self, epoch: float) -> dict[str, float]:
+        """Give the optimiser the values scheduled for this epoch, and return them for the log."""
+        settings = self.config.optimizer
+        rates = {
+            "learning_rate": value_at(settings.learning_rate, epoch),
+            "momentum": value_at(settings.momentum, epoch),
+            "weight_decay": value_at(settings.weight_decay, epoch),
+        }
+        for group in self.optimizer.param_groups:
+            group["lr"] = rates["learning_rate"]
+            group["momentum"] = rates["momentum"]
+            group["weight_decay"] = rates["weight_decay"] * group["decay_factor"]
+        return rates
+
+    def autocast(self) -> torch.autocast:
+        return autocast_of(self.config, self.device)
+
+
+def autocast_of(config: Config, device: torch.device) -> torch.autocast:
+    """The precision of the forward pass; weights, gradients and batch-norm statistics stay in fp32."""
+    dtype = _AUTOCAST[config.train.precision]
+    return torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)
+
+
+def set_threads(config: Config, local_size: int) -> None:
+    """Share the host's cores among its workers; more threads than cores make everything slower."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    torch.set_num_threads(config.train.threads_per_worker or max(1, cores // local_size))
+
+
+def open_pictures(config: Config) -> tuple[Source, Source]:
+    """The training and the validation pictures, checked against each other."""
+    data = config.data
+    options: dict[str, Any] = {}
+    if data.source == "generated":
+        options = {
+            "image_size": data.image_size,
+            "channels": data.generated.channels,
+            "num_classes": data.generated.num_classes,
+            "seed": config.train.seed,
+        }
+    path = Path(data.path) if data.path else None
+    train_size = {"num_pictures": data.generated.num_train} if options else {}
+    val_size = {"num_pictures": data.generated.num_val} if options else {}
+    train = open_source(data.source, path, "train", **options, **train_size)
+    val = open_source(data.source, path, "val", **options, **val_size)
+    check_same_classes(train, val)
+    if len(train) < config.train.ghost_batch:
+        raise DataError(
+            f"the training set has {len(train)} pictures, one ghost batch needs {config.train.ghost_batch}; "
+            "give more pictures or a smaller train.ghost_batch"
+        )
+    return train, val
+
+
+def augmentation_of(config: Config) -> Augmentation:
+    return Augmentation(**config.data.augment.model_dump())
+
+
+def build_network(config: Config, source: Source, device: torch.device) -> nn.Module:
+    """The network with its initial weights: the same on every worker, because the seed is."""
+    torch.manual_seed(config.train.seed)
+    network = build_model(
+        config.model.name,
+        num_classes=source.num_classes,
+        in_channels=source.channels,
+        zero_gamma=config.model.zero_gamma,
+        width=config.model.width,
+    )
+    memory_format = torch.channels_last if config.train.channels_last else torch.contiguous_format
+    return network.to(device=device, memory_format=memory_format)  # type: ignore[call-overload,no-any-return]
+
+
+def _no_buffer_sync() -> dict[str, Any]:
+    """`broadcast_buffers=False`, by the name this torch has for it (2.13 renamed it and warns about the old one)."""
+    names = inspect.signature(DistributedDataParallel.__init__).parameters
+    return {"forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": False}
+
+
+def build_workbench(config: Config, world: World, device: torch.device) -> Workbench:
+    """Build all parts on a worker that has already joined its world."""
+    train_source, val_source = open_pictures(config)
+    network = build_network(config, train_source, device)
+    statistics = GhostStatistics(network, config.norm.newest_share)
+    exposed = ExposedTimeHook(device)
+    ddp = DistributedDataParallel(
+        torch.compile(network) if config.train.compile else network,
+        device_ids=[device.index] if device.type == "cuda" else None,
+        **_no_buffer_sync(),  # statistics are local until GhostStatistics adds them up
+        gradient_as_bucket_view=True,
+        bucket_cap_mb=config.comm.bucket_mb,
+    )
+    ddp.register_comm_hook(None, exposed.hook)
+    settings = config.optimizer
+    optimizer = torch.optim.SGD(
+        parameter_groups(network, settings.decay_norm_and_bias),
+        lr=value_at(settings.learning_rate, 0.0),
+        momentum=value_at(settings.momentum, 0.0),
+        nesterov=settings.nesterov,
+        foreach=True,
+    )
+    return Workbench(
+        config=config,
+        world=world,
+        device=device,
+        train_source=train_source,
+        val_source=val_source,
+        network=network,
+        ddp=ddp,
+        exposed=exposed,
+        optimizer=optimizer,
+        scaler=torch.amp.GradScaler(device.type, enabled=config.train.precision == "fp16"),
+        statistics=statistics,
+        normalise=Normaliser(config, train_source.channels, device),
+    )

@@ -1,0 +1,224 @@
+"""The training run, from an opened world to a finished model.
+
+`train` reads top to bottom: build, restore, loop (update, evaluate, log, checkpoint), finish. All workers walk through
+it alike; only the first one writes files and speaks.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save as safetensors_bytes
+
+from megabatch.comm.shape import GridShape
+from megabatch.config import Config
+from megabatch.data.loader import GhostLoader
+from megabatch.errors import TrainingError
+from megabatch.report.record import write_atomically, write_json
+from megabatch.schedule.batch import Update, iterate_updates, parse_stages
+from megabatch.schedule.clock import Clock
+from megabatch.train.build import Workbench, augmentation_of, build_workbench
+from megabatch.train.derived import derived_lines
+from megabatch.train.environment import describe_environment
+from megabatch.train.evaluate import Evaluation, evaluate
+from megabatch.train.folder import hold
+from megabatch.train.progress import Progress
+from megabatch.train.recorder import Recorder
+from megabatch.train.snapshot import RunState, restore, save
+from megabatch.train.step import UpdateResult, train_update
+from megabatch.train.stop import StopRequest
+from megabatch.train.world import World
+
+__all__ = ["train"]
+
+
+def train(
+    config: Config, world: World, device: torch.device, folder: Path, grid: GridShape, resume: bool
+) -> dict[str, Any]:
+    """Train to the end of the recipe, to `max_updates` or to a stop signal; return the summary of the run."""
+    progress, stop = Progress(speaks=world.is_first), StopRequest().listen()
+    bench = build_workbench(config, world, device)
+    run = RunState(Clock(len(bench.train_source), round(config.train.epochs * len(bench.train_source))))
+    environment = describe_environment(world, _hosts(world), grid, device)
+    evaluation: Evaluation | None = None
+    stopped_by = ""
+
+    with ExitStack() as stack:
+        if world.is_first:
+            stack.enter_context(hold(folder, config, resume))
+            write_json(folder / "environment.json", environment)
+        metrics_bytes = restore(bench, run, folder, progress.say) if resume else 0
+        for line in derived_lines(config, run.clock, world.size, grid, bench.network):
+            progress.say(line)
+        recorder = None
+        if world.is_first:
+            recorder = stack.enter_context(closing(Recorder(folder, metrics_bytes, run.clock.updates)))
+        loader = stack.enter_context(closing(_loader(bench, run.clock)))
+        stack.enter_context(progress.showing(run.clock))
+
+        for update, ghosts in loader:
+            rates = bench.set_rates(update.start_epoch)
+            result = train_update(bench, update, ghosts, stop.wanted)
+            before, run.clock = run.clock, run.clock.after(update.num_samples)
+            run.training_seconds += result.update_seconds
+            _judge(config, run, result, rates)
+
+            is_last = run.clock.updates == config.train.max_updates or _is_end(config, run.clock)
+            is_best, evaluation = False, None
+            if not result.stop_wanted and (is_last or run.clock.crosses(before, config.train.evaluate_every_epochs)):
+                evaluation = _evaluate(bench)
+                is_best = evaluation.top1 > run.best_top1
+                run.best_top1 = max(run.best_top1, evaluation.top1)
+            row = _row(run, update, rates, result, evaluation)
+            progress.show(run.clock, row)
+            if recorder is not None:
+                recorder.append(row)
+            if result.stop_wanted or is_last or is_best or _checkpoint_is_due(config, run.clock, before):
+                save(bench, run, folder, recorder.num_bytes if recorder else 0, is_best)
+            if result.stop_wanted:
+                stopped_by = stop.signal_name or "a signal to another worker"
+                break
+        else:
+            if evaluation is None:
+                evaluation = _evaluate(bench)  # nothing was left to train: a finished run was resumed
+
+        summary = _summary(run, config, world, evaluation, stopped_by)
+        if world.is_first:
+            if not stopped_by:
+                write_atomically(folder / "model.safetensors", _weights(bench))
+            write_json(folder / "summary.json", summary)
+    return summary
+
+
+def _loader(bench: Workbench, clock: Clock) -> GhostLoader:
+    config = bench.config
+    updates = iterate_updates(
+        parse_stages(config.train.batch_total).at,
+        config.train.ghost_batch,
+        clock.samples_per_epoch,
+        clock.total_samples,
+        start_samples=clock.samples,
+        start_index=clock.updates,
+    )
+    return GhostLoader(
+        bench.train_source,
+        augmentation_of(config),
+        config.data.image_size,
+        config.train.seed,
+        _up_to(updates, config.train.max_updates),
+        worker=bench.world.rank,
+        num_workers=bench.world.size,
+        prefetch_ghosts=config.data.prefetch_ghosts,
+        pin_memory=bench.device.type == "cuda",
+    )
+
+
+def _up_to(updates: Iterator[Update], max_updates: int) -> Iterator[Update]:
+    for update in updates:
+        if max_updates and update.index >= max_updates:
+            return
+        yield update
+
+
+def _hosts(world: World) -> list[str]:
+    hosts: list[str] = [""] * world.size
+    dist.all_gather_object(hosts, socket.gethostname())
+    return hosts
+
+
+def _is_end(config: Config, clock: Clock) -> bool:
+    return clock.total_samples - clock.samples < config.train.ghost_batch
+
+
+def _checkpoint_is_due(config: Config, clock: Clock, before: Clock) -> bool:
+    every_updates = config.checkpoint.every_updates
+    by_updates = bool(every_updates) and clock.updates % every_updates == 0
+    return by_updates or clock.crosses(before, config.checkpoint.every_epochs)
+
+
+def _judge(config: Config, run: RunState, result: UpdateResult, rates: dict[str, float]) -> None:
+    """Count updates that were skipped because the gradient was not finite; too many in a row end the run."""
+    run.skipped_in_a_row = 0 if result.applied else run.skipped_in_a_row + 1
+    run.skipped_updates += not result.applied
+    limit = config.train.max_skipped_updates
+    if run.skipped_in_a_row > limit:
+        where = f"update {run.clock.updates}, epoch {run.clock.epoch:.3f}, rate {rates['learning_rate']:g}"
+        raise TrainingError(
+            f"{run.skipped_in_a_row} updates in a row had gradients that are not finite (the last at {where}; "
+            f"at most {limit} are skipped); lower optimizer.learning_rate or lengthen its warm-up, then --resume"
+        )
+
+
+def _evaluate(bench: Workbench) -> Evaluation:
+    bench.statistics.publish()
+    config = bench.config
+    return evaluate(
+        bench.network,
+        bench.val_source,
+        config.data.image_size,
+        bench.normalise,
+        bench.autocast,
+        config.train.evaluation_batch,
+        bench.device,
+    )
+
+
+def _row(
+    run: RunState,
+    update: Update,
+    rates: dict[str, float],
+    result: UpdateResult,
+    evaluation: Evaluation | None,
+) -> dict[str, float | int]:
+    row: dict[str, float | int] = {
+        "update": run.clock.updates,
+        "samples": run.clock.samples,
+        "epoch": run.clock.epoch,
+        "loss": result.loss,
+        "top1": result.top1,
+        **rates,
+        "batch_total": update.num_samples,
+        "images_per_second": update.num_samples / result.update_seconds,
+        "gradient_norm": result.gradient_norm,
+        "applied": int(result.applied),
+        "update_seconds": result.update_seconds,
+        "data_seconds": result.data_seconds,
+        "compute_seconds": result.compute_seconds,
+        "communication_seconds": result.communication_seconds,
+    }
+    if evaluation is not None:
+        row |= {"val_top1": evaluation.top1, "val_top5": evaluation.top5, "val_loss": evaluation.loss}
+    return row
+
+
+def _weights(bench: Workbench) -> bytes:
+    tensors = {name: value.detach().cpu().contiguous() for name, value in bench.network.state_dict().items()}
+    return safetensors_bytes(tensors, metadata={"format": "pt", "model": bench.config.model.name})
+
+
+def _summary(
+    run: RunState, config: Config, world: World, evaluation: Evaluation | None, stopped_by: str
+) -> dict[str, Any]:
+    return {
+        "status": "stopped" if stopped_by else "finished",
+        "stopped_by": stopped_by,
+        "updates": run.clock.updates,
+        "samples": run.clock.samples,
+        "epoch": run.clock.epoch,
+        "workers": world.size,
+        "training_seconds": run.training_seconds,
+        "images_per_second": run.clock.samples / run.training_seconds if run.training_seconds else 0.0,
+        "skipped_updates": run.skipped_updates,
+        "model": config.model.name,
+        "top1": evaluation.top1 if evaluation else None,
+        "top5": evaluation.top5 if evaluation else None,
+        "val_loss": evaluation.loss if evaluation else None,
+        "val_pictures": evaluation.num_pictures if evaluation else None,
+        "best_top1": run.best_top1 if run.best_top1 >= 0 else None,
+    }

@@ -1,0 +1,142 @@
+"""From checked settings to a running worker: starts local workers, or joins those a launcher has started."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from megabatch.comm.shape import GridShape, near_square, parse_grid
+from megabatch.config import Config
+from megabatch.errors import CheckpointError, LaunchError, MegabatchError
+from megabatch.recipes import load_config
+from megabatch.report.record import read_json
+from megabatch.train.folder import check_output, default_output
+from megabatch.train.launch import LAUNCHED_VARIABLE, error_was_left, leave_error, start_workers
+from megabatch.train.stop import end_with_parent
+from megabatch.train.world import World, choose_device, join, num_accelerators, read_world
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+__all__ = ["TrainRequest", "train_here"]
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """What the user typed after `megabatch train`."""
+
+    recipe: str
+    overrides: tuple[str, ...] = ()
+    workers: int | None = None
+    grid: str | None = None
+    output: Path | None = None
+    resume: bool = False
+    debug: bool = False
+
+    def arguments(self, folder: Path) -> list[str]:
+        """The command line of a worker that does the same in this folder."""
+        words = ["train", self.recipe, "--output", str(folder)]
+        words += [word for override in self.overrides for word in ("--set", override)]
+        words += ["--grid", self.grid] if self.grid else []
+        words += ["--resume"] * self.resume + ["--debug"] * self.debug
+        return words
+
+
+def train_here(request: TrainRequest, environ: Mapping[str, str]) -> int:
+    """Train in the world this process finds itself in, or start one; returns the exit code of the command."""
+    config = load_config(request.recipe, list(request.overrides))
+    if request.resume and request.output is None:
+        raise CheckpointError("--resume needs to know which run to go on with; add --output RUN_FOLDER")
+    world = read_world(environ)
+    if world is None:
+        return _start_workers(request, config)
+    if request.workers not in (None, world.size):
+        raise LaunchError(
+            f"--workers {request.workers} was given but {world.launcher} started {world.size}; "
+            "leave --workers out, or make them agree"
+        )
+    return _be_a_worker(request, config, world, environ)
+
+
+def _start_workers(request: TrainRequest, config: Config) -> int:
+    num_workers = request.workers or num_accelerators() or 1
+    _choose_grid(request.grid, num_workers)  # refuse a grid that does not fit before anything is started
+    folder = (request.output or default_output(request.recipe)).absolute()
+    check_output(folder, config, request.resume)
+    stopped_by = start_workers(num_workers, request.arguments(folder), config.comm.max_restarts)
+    if stopped_by:
+        saved = (folder / "summary.json").is_file() and read_json(folder / "summary.json")["status"] == "stopped"
+        return 0 if saved else 128 + stopped_by
+    return 0
+
+
+def _be_a_worker(request: TrainRequest, config: Config, world: World, environ: Mapping[str, str]) -> int:
+    launched_by_us = LAUNCHED_VARIABLE in environ
+    if launched_by_us:
+        end_with_parent()
+        if error_was_left(environ):
+            return 2  # an earlier attempt met a mistake that trying again does not mend
+    try:
+        return _join_and_train(request, config, world)
+    except MegabatchError as error:
+        if request.debug:
+            traceback.print_exc()
+        if leave_error(str(error), environ):
+            os._exit(2)  # other workers may wait in a collective: do not linger to say goodbye to them
+        raise
+    except RuntimeError as error:
+        # What a collective raises when another worker is gone. The launcher starts the group again.
+        if request.debug or not launched_by_us:
+            traceback.print_exc()
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        print(f"megabatch: worker {world.rank} of {world.size} stopped: {reason}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+
+def _join_and_train(request: TrainRequest, config: Config, world: World) -> int:
+    from megabatch.train.build import set_threads
+    from megabatch.train.engine import train
+
+    device, backend = choose_device(config.comm.backend, world)
+    set_threads(config, world.local_size)
+    with join(world, backend, config.comm.timeout_seconds) as store:
+        folder = _agree_on_folder(request, world, store)
+        grid = _choose_grid(request.grid, world.size)
+        summary = train(config, world, device, folder, grid, resume=request.resume or world.attempt > 0)
+    if world.is_first:
+        _say_result(summary, folder)
+    return 0
+
+
+def _choose_grid(text: str | None, num_workers: int) -> GridShape:
+    shape = parse_grid(text) if text else near_square(num_workers)
+    shape.check_fits(num_workers)
+    return shape
+
+
+def _agree_on_folder(request: TrainRequest, world: World, store: Store) -> Path:
+    """Every worker takes the folder the first worker chose, also after a restart by torchrun."""
+    key = "megabatch-run-folder"
+    if world.is_first:
+        wanted = (request.output or default_output(request.recipe)).absolute()
+        store.compare_set(key, "", str(wanted))
+    return Path(store.get(key).decode())
+
+
+def _say_result(summary: dict[str, Any], folder: Path) -> None:
+    if summary["status"] == "stopped":
+        print(f"stopped by {summary['stopped_by']} after update {summary['updates']}, checkpoint written")
+        print(f"go on with     megabatch train ... --output {folder} --resume")
+        return
+    hits = f"top-1 {summary['top1']:.2%}, top-5 {summary['top5']:.2%}"
+    print(f"accuracy       {hits} of {summary['val_pictures']:,} pictures")
+    print(
+        f"time           {summary['training_seconds']:.1f} s of training, {summary['updates']:,} updates, "
+        f"{summary['images_per_second']:,.0f} images/s on {summary['workers']} workers"
+    )
+    print(f"run folder     {folder}")

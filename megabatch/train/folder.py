@@ -1,0 +1,115 @@
+"""The run folder: made once, held by one run at a time, never overwritten by another.
+
+Torch-free, so that a folder that cannot be used is refused before any worker starts.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from megabatch.config import Config, differences
+from megabatch.errors import CheckpointError
+from megabatch.recipes import config_from_toml
+from megabatch.report.record import write_atomically
+
+__all__ = ["check_output", "config_of_run", "default_output", "hold"]
+
+# A killed run's last worker may take a moment to disappear.
+_LOCK_SECONDS = 10.0
+
+# Settings that may change when a run is resumed: they do not change what is computed.
+_FREE_ON_RESUME = (
+    "train.max_updates",
+    "train.threads_per_worker",
+    "checkpoint.",
+    "comm.",
+    "data.path",
+    "promise.",
+)
+
+
+def default_output(recipe: str) -> Path:
+    """A folder name that no earlier run has: recipe, date and time."""
+    name = f"{Path(recipe).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path, number = Path("runs") / name, 2
+    while path.exists():
+        path, number = Path("runs") / f"{name}-{number}", number + 1
+    return path
+
+
+def config_of_run(folder: Path) -> Config:
+    """The settings a run was made with."""
+    path = folder / "config.toml"
+    if not path.is_file():
+        raise CheckpointError(f"'{folder}' is not a run folder (it has no config.toml); give the folder of a run")
+    return config_from_toml(path.read_text(encoding="utf-8"), source=f"'{path}'")
+
+
+def check_output(folder: Path, config: Config, resume: bool) -> None:
+    """Check that the folder is free, or holds this very run when it is to be resumed.
+
+    Raises:
+        CheckpointError: when the folder holds something else; nothing in it is touched.
+    """
+    if (folder / "config.toml").is_file():
+        if not resume:
+            raise CheckpointError(
+                f"run folder '{folder}' already holds a run; add --resume to go on with it, or choose another --output"
+            )
+        changed = {
+            name: values
+            for name, values in differences(config_of_run(folder), config).items()
+            if not name.startswith(_FREE_ON_RESUME)
+        }
+        if changed:
+            name, (theirs, ours) = next(iter(changed.items()))
+            more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
+            raise CheckpointError(
+                f"run folder '{folder}' holds another run: its {name} is {theirs!r}, given {ours!r}{more}; "
+                "resume with the settings of that run, or choose another --output"
+            )
+    elif folder.exists() and (not folder.is_dir() or any(p.name != ".lock" for p in folder.iterdir())):
+        raise CheckpointError(f"'{folder}' exists and is not a run folder; choose another --output")
+
+
+@contextmanager
+def hold(folder: Path, config: Config, resume: bool) -> Iterator[None]:
+    """Make or take over the folder, save the settings in it, and keep other runs out while the block lasts.
+
+    The hold ends with this process however it ends.
+    """
+    check_output(folder, config, resume)
+    descriptor = -1
+    try:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
+            _lock(descriptor, folder)
+            write_atomically(folder / "config.toml", config.to_toml())
+        except OSError as error:
+            raise CheckpointError(
+                f"run folder '{folder}' cannot be written: {error.strerror}; choose another --output"
+            ) from None
+        yield
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _lock(descriptor: int, folder: Path) -> None:
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise CheckpointError(
+                    f"run folder '{folder}' is in use by a run that is still going; wait for it or stop it"
+                ) from None
+            time.sleep(0.1)

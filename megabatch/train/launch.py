@@ -1,0 +1,97 @@
+"""Starts local workers through torch's elastic launcher and reports how they ended.
+
+A worker that dies takes its group down; the launcher starts the group again and the run goes on from its last
+checkpoint. A mistake of the user is different: it will not go away by trying again, so the worker that finds one leaves
+its message in a file, restarted workers give up at once when they see it, and the message is printed once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import tempfile
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+from megabatch.errors import LaunchError, MegabatchError
+
+__all__ = ["ERROR_FILE_VARIABLE", "LAUNCHED_VARIABLE", "error_was_left", "leave_error", "start_workers"]
+
+LAUNCHED_VARIABLE = "MEGABATCH_LAUNCHED"
+ERROR_FILE_VARIABLE = "MEGABATCH_ERROR_FILE"
+
+# How long workers may take to finish their update and write a checkpoint after SIGTERM.
+_SHUTDOWN_SECONDS = 120
+
+
+def start_workers(num_workers: int, arguments: list[str], max_restarts: int) -> int:
+    """Run `python -m megabatch ARGUMENTS` in `num_workers` processes; return 0, or the signal that ended it.
+
+    Raises:
+        MegabatchError: the one-line error a worker left.
+        LaunchError: when workers died more often than `max_restarts`.
+    """
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    # Its own reports are pages long; what the user needs to know is said here in one line.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    with tempfile.TemporaryDirectory(prefix="megabatch-") as scratch:
+        error_file = Path(scratch) / "error"
+        os.environ[LAUNCHED_VARIABLE] = "1"
+        os.environ[ERROR_FILE_VARIABLE] = str(error_file)
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        launch = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=num_workers,
+            run_id=uuid.uuid4().hex,
+            rdzv_backend="c10d",
+            rdzv_endpoint="127.0.0.1:0",
+            local_addr="127.0.0.1",
+            max_restarts=max_restarts,
+            monitor_interval=0.1,
+            signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
+            shutdown_timeout=_SHUTDOWN_SECONDS,
+        )
+        try:
+            elastic_launch(launch, sys.executable)("-m", "megabatch", *arguments)
+        except SignalException as stop:
+            return int(stop.sigval)
+        except ChildFailedError as failure:
+            _raise_left_error(error_file)
+            rank, first = failure.get_first_failure()
+            how = signal.Signals(-first.exitcode).name if first.exitcode < 0 else f"exit code {first.exitcode}"
+            raise LaunchError(
+                f"worker {rank} ended with {how} and {max_restarts} restarts did not help; "
+                "the run can go on from its last checkpoint with --resume"
+            ) from None
+        _raise_left_error(error_file)
+    return 0
+
+
+def _raise_left_error(error_file: Path) -> None:
+    if error_file.is_file():
+        raise MegabatchError(error_file.read_text(encoding="utf-8"))
+
+
+def error_was_left(environ: Mapping[str, str]) -> bool:
+    """Whether some worker has already met a user's error."""
+    return ERROR_FILE_VARIABLE in environ and Path(environ[ERROR_FILE_VARIABLE]).exists()
+
+
+def leave_error(message: str, environ: Mapping[str, str]) -> bool:
+    """In a worker: put the user's error where the launcher finds it; False when no launcher of ours is waiting."""
+    path = environ.get(ERROR_FILE_VARIABLE)
+    if path is None:
+        return False
+    try:
+        with open(path, "x", encoding="utf-8") as file:  # the first worker to find an error is the one to tell
+            file.write(message)
+    except OSError:
+        pass
+    return True

@@ -1,0 +1,96 @@
+"""What a person sees while a run goes on: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from megabatch.schedule.clock import Clock
+
+__all__ = ["Progress"]
+
+
+class Progress:
+    """Speaks only on the first worker; the others call the same methods and stay silent."""
+
+    def __init__(self, speaks: bool, line_every_seconds: float = 5.0) -> None:
+        self._console = Console(highlight=False, soft_wrap=True)
+        self._speaks = speaks
+        self._line_every_seconds = line_every_seconds
+        self._bar: Bar | None = None
+        self._task: TaskID | None = None
+        self._last_line = 0.0
+        self._began = (0.0, 0)
+
+    def say(self, line: str) -> None:
+        """A line that stays."""
+        if self._speaks:
+            self._console.print(line, markup=False)
+
+    @contextmanager
+    def showing(self, clock: Clock) -> Iterator[None]:
+        """Show progress from this point of the run on, until the block ends."""
+        self._start(clock)
+        try:
+            yield
+        finally:
+            if self._bar is not None:
+                self._bar.stop()
+                self._bar = None
+
+    def _start(self, clock: Clock) -> None:
+        self._began = (time.monotonic(), clock.samples)
+        if self._speaks and self._console.is_terminal:
+            columns = (
+                TextColumn("epoch {task.fields[epoch]}"),
+                BarColumn(bar_width=None),
+                TextColumn("{task.fields[text]}"),
+                TimeElapsedColumn(),
+                TextColumn("eta"),
+                TimeRemainingColumn(),
+            )
+            self._bar = Bar(*columns, console=self._console, expand=True)
+            self._task = self._bar.add_task(
+                "train",
+                total=clock.total_samples,
+                completed=clock.samples,
+                epoch=f"{clock.epoch:.2f}",
+                text="",
+            )
+            self._bar.start()
+
+    def show(self, clock: Clock, row: dict[str, float | int]) -> None:
+        """Show the newest update; evaluated ones get a line of their own."""
+        if not self._speaks:
+            return
+        text = self._describe(row)
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=clock.samples, epoch=f"{clock.epoch:.2f}", text=text)
+        if "val_top1" in row:
+            self.say(
+                f"epoch {clock.epoch:6.2f}  validation top-1 {row['val_top1']:.2%}  top-5 {row['val_top5']:.2%}  "
+                f"loss {row['val_loss']:.4f}"
+            )
+        elif self._bar is None and time.monotonic() - self._last_line >= self._line_every_seconds:
+            self._last_line = time.monotonic()
+            self.say(f"epoch {clock.epoch:6.2f}/{clock.total_epochs:g}  {text}  eta {self._eta(clock)}")
+
+    def _describe(self, row: dict[str, float | int]) -> str:
+        seconds = row["data_seconds"] + row["compute_seconds"] + row["communication_seconds"] or 1.0
+        split = " / ".join(f"{row[f'{part}_seconds'] / seconds:.0%}" for part in ("data", "compute", "communication"))
+        return (
+            f"loss {row['loss']:.3f}  top-1 {row['top1']:.1%}  rate {row['learning_rate']:.4g}  "
+            f"batch {row['batch_total']:,}  {row['images_per_second']:,.0f} img/s  data/compute/comm {split}"
+        )
+
+    def _eta(self, clock: Clock) -> str:
+        began, samples = self._began
+        if clock.samples <= samples:
+            return "-"
+        rest = (time.monotonic() - began) * (clock.total_samples - clock.samples) / (clock.samples - samples)
+        return f"{int(rest) // 60}:{int(rest) % 60:02d}"

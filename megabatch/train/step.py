@@ -1,0 +1,114 @@
+"""One optimiser update: this worker's ghost batches forward and backward, gradients averaged, optimiser stepped.
+
+Each picture weighs 1 / pictures of the update, whichever worker holds it: a ghost batch's loss is its sum over pictures
+times workers / pictures, and DDP's average over workers takes the workers out again. All but a worker's last ghost
+batch are accumulated under `no_sync`; the last one sends the buckets.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+from torch.nn.utils import get_total_norm
+
+from megabatch.data.loader import Ghost
+from megabatch.schedule.batch import Update, deal
+from megabatch.train.build import Workbench
+
+__all__ = ["UpdateResult", "train_update"]
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    """What an update did, the same on every worker. Seconds are means over workers, except the update's own."""
+
+    loss: float
+    top1: float
+    gradient_norm: float
+    applied: bool  # False when the gradient was not finite and the optimiser left the weights alone
+    stop_wanted: bool  # some worker was asked to stop
+    data_seconds: float
+    communication_seconds: float
+    update_seconds: float
+
+    @property
+    def compute_seconds(self) -> float:
+        return max(0.0, self.update_seconds - self.data_seconds - self.communication_seconds)
+
+
+def train_update(bench: Workbench, update: Update, ghosts: Iterable[Ghost], stop_wanted: bool) -> UpdateResult:
+    """Make one update; `optimizer` must already have the rates of this epoch."""
+    begin = time.perf_counter()
+    size, smoothing = bench.world.size, bench.config.train.label_smoothing
+    num_mine = max(1, len(deal(update.num_ghosts, size, bench.world.rank)))
+    loss_sum = torch.zeros((), dtype=torch.float64, device=bench.device)
+    num_correct = torch.zeros((), dtype=torch.float64, device=bench.device)
+    data_seconds = 0.0
+    bench.optimizer.zero_grad(set_to_none=True)
+    waiting_since = time.perf_counter()
+
+    for position, ghost in enumerate(ghosts):
+        data_seconds += time.perf_counter() - waiting_since
+        synchronise = position == num_mine - 1
+        # Dropout and the like depend on the ghost batch, not on the worker that happens to hold it.
+        torch.manual_seed((bench.config.train.seed * 0x9E3779B97F4A7C15 + ghost.number) % 2**63)
+        pictures = bench.normalise(ghost.pictures)
+        labels = ghost.labels.to(bench.device, non_blocking=True)
+        with (
+            nullcontext() if synchronise else bench.ddp.no_sync(),
+            bench.statistics.untouched() if ghost.idle else nullcontext(),
+        ):
+            with bench.autocast():
+                logits = bench.ddp(pictures)
+            loss = F.cross_entropy(logits.float(), labels, label_smoothing=smoothing, reduction="sum")
+            weight = 0.0 if ghost.idle else size / update.num_samples
+            bench.scaler.scale(loss * weight).backward()
+        if synchronise:
+            bench.exposed.backward_ended()
+        if not ghost.idle:
+            bench.statistics.after_ghost(1.0 / update.num_ghosts)
+            loss_sum += loss.detach()
+            num_correct += (logits.argmax(dim=1) == labels).sum()
+        waiting_since = time.perf_counter()
+
+    bench.scaler.unscale_(bench.optimizer)
+    gradients = [p.grad for p in bench.ddp.parameters() if p.grad is not None]
+    # Averaged gradients are the same everywhere, so a value that is not finite on one worker is seen by all of them.
+    gradient_norm = get_total_norm(gradients, foreach=True).double()
+    totals = torch.stack(
+        [
+            loss_sum,
+            num_correct,
+            torch.tensor(float(stop_wanted), dtype=torch.float64, device=bench.device),
+            torch.tensor(data_seconds, dtype=torch.float64, device=bench.device),
+            torch.tensor(bench.exposed.seconds() if size > 1 else 0.0, dtype=torch.float64, device=bench.device),
+        ]
+    )
+    if size > 1:
+        dist.all_reduce(totals)
+    loss_total, correct_total, stop_total, data_total, communication_total = totals.tolist()
+    norm = gradient_norm.item()
+    finite = norm == norm and norm != float("inf")
+    if finite:
+        bench.statistics.after_update()
+    else:
+        bench.statistics.forget_update()
+    if finite or bench.scaler.is_enabled():
+        bench.scaler.step(bench.optimizer)
+        bench.scaler.update()
+    return UpdateResult(
+        loss=loss_total / update.num_samples,
+        top1=correct_total / update.num_samples,
+        gradient_norm=norm,
+        applied=finite,
+        stop_wanted=stop_total > 0,
+        data_seconds=data_total / size,
+        communication_seconds=communication_total / size,
+        update_seconds=time.perf_counter() - begin,
+    )

@@ -1,0 +1,249 @@
+"""The world of workers this process belongs to, read from what the launcher left in the environment.
+
+    torchrun        RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+    srun            SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, SLURM_STEP_NODELIST (the first host is the meeting point)
+    mpirun          OMPI_COMM_WORLD_RANK / _SIZE / _LOCAL_RANK / _LOCAL_SIZE, or PMI_RANK / PMI_SIZE (MPICH, Intel)
+
+A launcher that is only half recognised is an error: a process that quietly formed a world of its own would train
+alone and overwrite what the others write. Reading is pure and needs no torch; `join` then meets the others.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Literal
+
+from megabatch.errors import LaunchError
+
+if TYPE_CHECKING:
+    import torch
+    from torch._C._distributed_c10d import Store
+
+__all__ = ["World", "choose_device", "first_host", "join", "num_accelerators", "read_world"]
+
+Launcher = Literal["torchrun", "srun", "mpirun"]
+
+
+@dataclass(frozen=True)
+class World:
+    """Where this process stands among its peers, and where they meet."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    launcher: Launcher
+    meeting_host: str
+    meeting_port: int
+    attempt: int = 0  # how often the elastic launcher has restarted the group
+    store_is_hosted: bool = False  # the launcher already serves the store at the meeting point
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+
+def read_world(environ: Mapping[str, str]) -> World | None:
+    """The world a launcher has put this process in, or None when no launcher was involved.
+
+    Raises:
+        LaunchError: when a launcher left traces but not enough to join its world.
+    """
+    if "RANK" in environ or "WORLD_SIZE" in environ:
+        return _from_torchrun(environ)
+    if "OMPI_COMM_WORLD_SIZE" in environ or "OMPI_COMM_WORLD_RANK" in environ:
+        return _from_mpi(environ, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+    if "SLURM_STEP_ID" in environ and "SLURM_PROCID" in environ:
+        return _from_slurm(environ)
+    if "PMI_RANK" in environ or "PMI_SIZE" in environ:
+        return _from_mpi(environ, "PMI_RANK", "PMI_SIZE")
+    if int(environ.get("SLURM_NTASKS", "1") or 1) > 1:
+        raise LaunchError(
+            f"this process stands in a Slurm allocation of {environ['SLURM_NTASKS']} tasks but was not started as one "
+            "of them; put `srun` before the command, or say --workers N to start local workers here"
+        )
+    return None
+
+
+def _integer(environ: Mapping[str, str], name: str, launcher: str, default: int | None = None) -> int:
+    text = environ.get(name)
+    if text is None:
+        if default is not None:
+            return default
+        raise LaunchError(
+            f"{launcher} set some of its variables but not {name}; all workers need it: start every worker with "
+            f"{launcher}, or unset its variables to train with local workers"
+        )
+    try:
+        return int(text)
+    except ValueError:
+        raise LaunchError(f"{name}='{text}' is not a number; {launcher} must set it to one") from None
+
+
+def _checked(world: World) -> World:
+    if world.size < 1 or not 0 <= world.rank < world.size:
+        raise LaunchError(
+            f"rank {world.rank} does not fit a world of {world.size}; ranks run from 0 to the world's size less one: "
+            "check the launcher's variables"
+        )
+    return world
+
+
+def _from_torchrun(environ: Mapping[str, str]) -> World:
+    name = "torchrun"
+    size = _integer(environ, "WORLD_SIZE", name)
+    host = environ.get("MASTER_ADDR")
+    if host is None:
+        raise LaunchError(
+            "RANK and WORLD_SIZE are set but MASTER_ADDR is not; start the workers with torchrun, or set it"
+        )
+    return _checked(
+        World(
+            rank=_integer(environ, "RANK", name),
+            size=size,
+            local_rank=_integer(environ, "LOCAL_RANK", name),
+            local_size=_integer(environ, "LOCAL_WORLD_SIZE", name, default=1),
+            launcher="torchrun",
+            meeting_host=host,
+            meeting_port=_integer(environ, "MASTER_PORT", name),
+            attempt=_integer(environ, "TORCHELASTIC_RESTART_COUNT", name, default=0),
+            store_is_hosted=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        )
+    )
+
+
+def _from_slurm(environ: Mapping[str, str]) -> World:
+    name = "srun"
+    size = _integer(environ, "SLURM_NTASKS", name)
+    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
+    if not nodes and "MASTER_ADDR" not in environ:
+        raise LaunchError(
+            "srun set neither SLURM_STEP_NODELIST nor SLURM_JOB_NODELIST; set MASTER_ADDR to rank 0's host"
+        )
+    # srun gives "4(x2),3": tasks on each node; this node's number is at its own position.
+    per_node = _expand_counts(environ.get("SLURM_STEP_TASKS_PER_NODE", environ.get("SLURM_TASKS_PER_NODE", str(size))))
+    node = _integer(environ, "SLURM_NODEID", name, default=0)
+    return _checked(
+        World(
+            rank=_integer(environ, "SLURM_PROCID", name),
+            size=size,
+            local_rank=_integer(environ, "SLURM_LOCALID", name),
+            local_size=per_node[node] if node < len(per_node) else 1,
+            launcher="srun",
+            meeting_host=environ.get("MASTER_ADDR") or first_host(nodes),
+            meeting_port=_port(environ, f"{environ.get('SLURM_JOB_ID', '')}.{environ['SLURM_STEP_ID']}"),
+            attempt=_integer(environ, "SLURM_RESTART_COUNT", name, default=0),
+        )
+    )
+
+
+def _from_mpi(environ: Mapping[str, str], rank_name: str, size_name: str) -> World:
+    name = "mpirun"
+    size = _integer(environ, size_name, name)
+    local_size = _integer(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", name, _integer(environ, "MPI_LOCALNRANKS", name, 0))
+    local_rank = _integer(environ, "OMPI_COMM_WORLD_LOCAL_RANK", name, _integer(environ, "MPI_LOCALRANKID", name, 0))
+    host = environ.get("MASTER_ADDR") or ("127.0.0.1" if local_size == size else None)
+    if host is None:
+        raise LaunchError(
+            f"mpirun started {size} workers on several hosts but the meeting point is unknown; "
+            "add `-x MASTER_ADDR=<host of rank 0>` to mpirun"
+        )
+    job = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid") or environ.get("PMI_JOBID", "")
+    return _checked(
+        World(
+            rank=_integer(environ, rank_name, name),
+            size=size,
+            local_rank=local_rank,
+            local_size=local_size or 1,
+            launcher="mpirun",
+            meeting_host=host,
+            meeting_port=_port(environ, job),
+        )
+    )
+
+
+def _port(environ: Mapping[str, str], job: str) -> int:
+    """MASTER_PORT when set, else a port that all tasks of one job derive alike and two jobs rarely share."""
+    if "MASTER_PORT" in environ:
+        return _integer(environ, "MASTER_PORT", "the launcher")
+    return 20_000 + zlib.crc32(job.encode()) % 12_000
+
+
+def _expand_counts(text: str) -> list[int]:
+    counts: list[int] = []
+    for count, repeat in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
+        counts += [int(count)] * int(repeat or 1)
+    return counts
+
+
+def first_host(nodes: str) -> str:
+    """The first host of a Slurm node list: `rack[07-09,12]-gpu` gives `rack07-gpu`."""
+    match = re.match(r"([^\[,]+)(?:\[(\d+)[^\]]*\]([^,]*))?", nodes)
+    if match is None:
+        raise LaunchError(f"the Slurm node list '{nodes}' cannot be read; set MASTER_ADDR to rank 0's host")
+    return "".join(part for part in match.groups() if part)
+
+
+@contextmanager
+def join(world: World, backend: str, timeout_seconds: float) -> Iterator[Store]:
+    """Meet the other workers, make the default process group, yield the store they share; leave at the end."""
+    import torch
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+    timeout = timedelta(seconds=timeout_seconds)
+    try:
+        store = TCPStore(
+            world.meeting_host,
+            world.meeting_port,
+            is_master=world.is_first and not world.store_is_hosted,
+            timeout=timeout,
+        )
+        # The elastic launcher keeps one store over all restarts; without a prefix of its own a restarted Gloo worker
+        # finds the addresses of workers that no longer exist and cannot connect.
+        attempt = PrefixStore(f"attempt-{world.attempt}", store)
+        device = torch.device("cuda", world.local_rank) if backend == "nccl" else None
+        dist.init_process_group(
+            backend, store=attempt, rank=world.rank, world_size=world.size, timeout=timeout, device_id=device
+        )
+    except (RuntimeError, ValueError) as error:
+        raise LaunchError(
+            f"rank {world.rank} of {world.size} could not join the others at {world.meeting_host}:{world.meeting_port} "
+            f"within {timeout_seconds:g} s ({str(error).splitlines()[0]}); check that every worker was started and can "
+            "reach that address"
+        ) from error
+    try:
+        yield store
+    finally:
+        dist.destroy_process_group()
+
+
+def choose_device(backend: str, world: World | None) -> tuple[torch.device, str]:
+    """The device of this worker, and the communication backend ('auto', 'gloo' or 'nccl' given) that goes with it."""
+    import torch
+
+    num_devices = num_accelerators()
+    local_rank = world.local_rank if world else 0
+    if backend == "nccl" and not num_devices:
+        raise LaunchError("comm.backend 'nccl' needs CUDA devices and this host shows none; use 'auto' or 'gloo'")
+    if not num_devices or backend == "gloo":
+        return torch.device("cpu"), "gloo"
+    if local_rank >= num_devices:
+        raise LaunchError(
+            f"a worker is number {local_rank} on its host, which shows {num_devices} CUDA devices; "
+            "start at most one worker per device, or set comm.backend=gloo to train on the CPU"
+        )
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank), "nccl"
+
+
+def num_accelerators() -> int:
+    """How many CUDA devices this process sees."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
