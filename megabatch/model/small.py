@@ -1,0 +1,80 @@
+"""resnet20 and resnet8 for pictures of about 28 to 32 px: a 3x3 stem and three stages of basic blocks.
+
+He 2015 (arXiv 1512.03385), section 4.2: the first stage has `width` channels; each of the two following
+stages doubles them and halves the resolution; then global average pool and linear classifier, so that any
+picture of 8 px or more fits. Names and initialisation are those of the networks for large pictures.
+
+Deviations: where the shape changes, the shortcut is a 1x1 projection with a norm (the paper's option B; its
+CIFAR networks pad with zeros, option A, and have 2,752 parameters less). `resnet8` is not in the paper.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from megabatch.model.resnet import BasicBlock, ZeroGamma, initialise, residual_stage
+
+__all__ = ["SmallResNet", "resnet8", "resnet20"]
+
+
+class SmallResNet(nn.Module):
+    """3x3 stem, three stages of `depth` basic blocks, global average pool, linear classifier."""
+
+    def __init__(
+        self,
+        depth: int,
+        *,
+        num_classes: int,
+        in_channels: int,
+        zero_gamma: ZeroGamma,
+        width: int,
+        stem_stride: int,
+    ) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, width, 3, stride=stem_stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.layer1 = residual_stage(BasicBlock, depth, in_channels=width, width=width, stride=1)
+        self.layer2 = residual_stage(BasicBlock, depth, in_channels=width, width=2 * width, stride=2)
+        self.layer3 = residual_stage(BasicBlock, depth, in_channels=2 * width, width=4 * width, stride=2)
+        self.fc = nn.Linear(4 * width, num_classes)
+        initialise(self, zero_gamma)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """Logits (N, num_classes) of pictures (N, in_channels, height, width)."""
+        x = F.relu(self.bn1(self.conv1(pictures)), inplace=True)
+        x = self.layer3(self.layer2(self.layer1(x)))
+        logits: Tensor = self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1))
+        return logits
+
+
+def resnet20(
+    num_classes: int = 10, in_channels: int = 3, zero_gamma: ZeroGamma = "every_block", width: int = 16
+) -> SmallResNet:
+    """The paper's CIFAR network: three blocks per stage, stem without stride, 0.27 M parameters."""
+    return SmallResNet(
+        3,
+        num_classes=num_classes,
+        in_channels=in_channels,
+        zero_gamma=zero_gamma,
+        width=width,
+        stem_stride=1,
+    )
+
+
+def resnet8(
+    num_classes: int = 10, in_channels: int = 3, zero_gamma: ZeroGamma = "every_block", width: int = 16
+) -> SmallResNet:
+    """A network for laptops: one block per stage and a stem of stride 2, 0.08 M parameters.
+
+    The stride makes it 3.6 times as fast as a stem without one (measured once: 2,631 against 736 pictures per
+    CPU-second, forward and backward, 28 px, one thread, ghost batch 64, channels-last).
+    """
+    return SmallResNet(
+        1,
+        num_classes=num_classes,
+        in_channels=in_channels,
+        zero_gamma=zero_gamma,
+        width=width,
+        stem_stride=2,
+    )
