@@ -1,0 +1,103 @@
+"""Pictures in folders: `train/<class>/*.jpg` and `val/<class>/*.jpg` (also jpeg, png and webp, in any case).
+
+The class index is the place of the folder's name among the sorted class folders of `train` (of `val` when
+there is no `train`), so both splits number their classes alike. Files that are no pictures, files outside the
+class folders and hidden names are passed over; a class folder without pictures is an error.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megabatch.data.sources import (
+    MEMORY_LIMIT_BYTES,
+    Source,
+    Split,
+    checked_labels,
+    decode_picture,
+    existing_folder,
+    in_memory,
+)
+from megabatch.errors import DataError
+
+__all__ = ["FolderPictures", "open_folder"]
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
+
+
+class FolderPictures:
+    """One split of a folder of class folders; pictures are decoded when they are read."""
+
+    def __init__(self, root: Path, split: Split, channels: int, num_classes: int | None) -> None:
+        self._folder = existing_folder(root) / split
+        self._classes = _class_names(root, split)
+        self._files: list[str] = []
+        labels: list[int] = []
+        for label, class_name in enumerate(self._classes):
+            files = _picture_names(self._folder / class_name)
+            self._files += files
+            labels += [label] * len(files)
+        self.name = f"{root.name} {split}"
+        self.channels = channels
+        self.labels, self.num_classes = checked_labels(
+            self.name, np.array(labels, dtype=np.int64), len(self._files), num_classes or len(self._classes)
+        )
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def read(self, index: int) -> NDArray[np.uint8]:
+        path = self._folder / self._classes[self.labels[index]] / self._files[index]
+        try:
+            encoded = path.read_bytes()
+        except OSError as error:
+            raise DataError(f"cannot read the picture {path}: {error.strerror}; restore or remove it") from error
+        return decode_picture(encoded, self.channels, str(path))
+
+
+def open_folder(
+    path: Path,
+    split: Split,
+    *,
+    channels: int = 3,
+    num_classes: int | None = None,
+    memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
+) -> Source:
+    """The pictures of `path/<split>/<class>/`; in memory when they are small and of one size."""
+    return in_memory(FolderPictures(path, split, channels, num_classes), memory_limit_bytes)
+
+
+def _class_names(root: Path, split: Split) -> list[str]:
+    """The class folders in the order of their indices."""
+    here = _subfolders(root / split)
+    if not here:
+        found = ", ".join(_subfolders(root)) or "no folders"
+        raise DataError(f"{root} has no {split}/<class>/ folders (found: {found}); arrange the pictures that way")
+    everywhere = _subfolders(root / "train") or here
+    if strangers := sorted(set(here) - set(everywhere)):
+        raise DataError(
+            f"{root / split / strangers[0]} is no class of {root / 'train'}; name the classes alike in both"
+        )
+    return everywhere
+
+
+def _subfolders(folder: Path) -> list[str]:
+    if not folder.is_dir():
+        return []
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _picture_names(folder: Path) -> list[str]:
+    """The sorted names of the pictures in a class folder; empty when this split lacks the class."""
+    if not folder.is_dir():
+        return []
+    with os.scandir(folder) as entries:
+        names = [e.name for e in entries if e.name.lower().endswith(EXTENSIONS) and not e.name.startswith(".")]
+    if not names:
+        raise DataError(f"{folder} has no pictures ({', '.join(EXTENSIONS)}); fill the class folder or remove it")
+    return sorted(names)

@@ -1,0 +1,183 @@
+"""Pictures in parquet files as on the Hugging Face hub: `image: struct{bytes, path}` and an integer `label`.
+
+Files are chosen by the first word of their name: `train` for train; `validation`, `valid`, `val`, else `test`
+for val (test splits often come without labels). A folder whose files all share another first word has no
+splits: it serves whichever split is asked for, so train and val are then the same pictures.
+
+A parquet file is read a row group at a time. Row groups are kept in memory up to a limit; a set whose encoded
+pictures exceed it pays a row group's reading for nearly every picture of a shuffled order, so write big sets
+with small row groups (about 100 rows), or as another kind.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from megabatch.data.sources import (
+    MEMORY_LIMIT_BYTES,
+    Source,
+    Split,
+    checked_labels,
+    decode_picture,
+    existing_folder,
+    in_memory,
+)
+from megabatch.errors import DataError
+
+__all__ = ["ParquetPictures", "choose_files", "open_parquet"]
+
+FIRST_WORDS = {"train": ("train",), "val": ("validation", "valid", "val", "test")}
+
+
+class ParquetPictures:
+    """The rows of parquet files in order; pictures are decoded when they are read."""
+
+    def __init__(
+        self,
+        name: str,
+        files: list[Path],
+        *,
+        channels: int,
+        num_classes: int | None,
+        image_column: str,
+        label_column: str,
+        memory_limit_bytes: int,
+    ) -> None:
+        self.name = name
+        self.channels = channels
+        self._column = image_column
+        self._groups: list[tuple[Path, Any, int]] = []  # file, its metadata, row group within it
+        group_rows: list[int] = []
+        labels = []
+        for file in files:
+            metadata, file_labels = _inspect(file, image_column, label_column)
+            labels.append(file_labels)
+            for group in range(metadata.num_row_groups):
+                self._groups.append((file, metadata, group))
+                group_rows.append(metadata.row_group(group).num_rows)
+        self._starts = np.concatenate([[0], np.cumsum(group_rows, dtype=np.int64)])
+        self.labels, self.num_classes = checked_labels(name, np.concatenate(labels), int(self._starts[-1]), num_classes)
+        self._kept: OrderedDict[int, Any] = OrderedDict()  # row group -> encoded pictures, longest unused first
+        self._kept_bytes = 0
+        self._limit_bytes = memory_limit_bytes
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def read(self, index: int) -> NDArray[np.uint8]:
+        group = int(np.searchsorted(self._starts, index, side="right")) - 1
+        file, _, _ = self._groups[group]
+        row = index - int(self._starts[group])
+        encoded = self._row_group(group)[row].as_buffer()
+        name = f"in row {self._row_in_file(group) + row} of {file}"
+        if encoded is None:
+            raise DataError(f"the picture {name} has no bytes; replace or remove the row")
+        return decode_picture(encoded, self.channels, name)
+
+    def _row_in_file(self, group: int) -> int:
+        """The first row of a row group, counted from the start of its file."""
+        _, _, group_in_file = self._groups[group]
+        return int(self._starts[group] - self._starts[group - group_in_file])
+
+    def _row_group(self, group: int) -> Any:
+        """The encoded pictures of a row group as an Arrow array, from memory when they are kept."""
+        with self._lock:
+            if group in self._kept:
+                self._kept.move_to_end(group)
+                return self._kept[group]
+        file, metadata, group_in_file = self._groups[group]
+        # Opened anew for every row group: no handle is shared between threads or inherited by forked workers.
+        try:
+            with pq.ParquetFile(file, metadata=metadata) as opened:
+                table = opened.read_row_group(group_in_file, columns=[f"{self._column}.bytes"], use_threads=False)
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(f"cannot read row group {group_in_file} of {file}: {error}; fetch it again") from error
+        encoded = pc.struct_field(table.column(self._column), "bytes")
+        with self._lock:
+            if group not in self._kept:
+                self._kept[group] = encoded
+                self._kept_bytes += encoded.nbytes
+            while self._kept_bytes > self._limit_bytes and len(self._kept) > 1:
+                _, dropped = self._kept.popitem(last=False)
+                self._kept_bytes -= dropped.nbytes
+        return encoded
+
+
+def open_parquet(
+    path: Path,
+    split: Split,
+    *,
+    channels: int = 3,
+    num_classes: int | None = None,
+    image_column: str = "image",
+    label_column: str = "label",
+    memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
+) -> Source:
+    """The pictures of a folder of parquet files, or of one file; in memory when small and of one size."""
+    files, group = choose_files(path, split)
+    pictures = ParquetPictures(
+        f"{path.stem} {group}",
+        files,
+        channels=channels,
+        num_classes=num_classes,
+        image_column=image_column,
+        label_column=label_column,
+        memory_limit_bytes=memory_limit_bytes,
+    )
+    return in_memory(pictures, memory_limit_bytes)
+
+
+def choose_files(path: Path, split: Split) -> tuple[list[Path], str]:
+    """The files of a split, sorted by name, and the first word of their names; see the head of this file."""
+    files = [path] if path.is_file() else sorted(existing_folder(path).glob("*.parquet"))
+    if not files:
+        raise DataError(f"{path} has no *.parquet files; give the folder that holds them")
+    groups: dict[str, list[Path]] = {}
+    for file in files:
+        first_word = re.split(r"[-_.0-9]", file.stem.lower(), maxsplit=1)[0]
+        groups.setdefault(first_word, []).append(file)
+    for word in FIRST_WORDS[split]:
+        if word in groups:
+            return groups[word], word
+    only, *others = groups
+    split_words = {word for words in FIRST_WORDS.values() for word in words}
+    if not others and only not in split_words:
+        return groups[only], only or split
+    wanted = " or ".join(f"{word}-*.parquet" for word in FIRST_WORDS[split])
+    raise DataError(f"{path} has no {wanted} (found: {', '.join(sorted(f.name for f in files)[:5])}); rename the files")
+
+
+def _inspect(file: Path, image_column: str, label_column: str) -> tuple[Any, NDArray[Any]]:
+    """A file's metadata and labels; DataError unless it has both columns with the right types."""
+    try:
+        with pq.ParquetFile(file) as opened:
+            schema, metadata = opened.schema_arrow, opened.metadata
+            found = ", ".join(f"{field.name}: {field.type}" for field in schema)
+            image = schema.field(image_column).type if image_column in schema.names else None
+            if image is None or not pa.types.is_struct(image) or image.get_field_index("bytes") < 0:
+                raise DataError(
+                    f"{file} has no column '{image_column}: struct{{bytes, path}}' (found: {found}); "
+                    "name it with image_column"
+                )
+            if label_column not in schema.names or not pa.types.is_integer(schema.field(label_column).type):
+                raise DataError(
+                    f"{file} has no column '{label_column}' of integers (found: {found}); name it with label_column"
+                )
+            labels = opened.read(columns=[label_column], use_threads=False).column(label_column)
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"cannot read {file} as parquet: {error}; fetch it again") from error
+    if labels.null_count:
+        row = int(np.flatnonzero(labels.is_null().to_numpy())[0])
+        raise DataError(f"the label at index {row} of {file} is missing; every row needs an integer label")
+    return metadata, labels.to_numpy()

@@ -1,0 +1,226 @@
+"""What a set of labelled pictures must offer, and how one is opened by kind and path.
+
+A new kind joins by offering `Source`, passing the shared suite in the tests and getting a line in `_opener`.
+Pictures are random access: the order of training, its sharding over workers and its resumption are decided
+elsewhere, from indices alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal, Protocol, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from PIL import Image
+
+from megabatch.errors import ConfigError, DataError, nearest
+
+__all__ = [
+    "KINDS",
+    "MEMORY_LIMIT_BYTES",
+    "PictureArray",
+    "Source",
+    "Split",
+    "check_same_classes",
+    "checked_labels",
+    "decode_picture",
+    "existing_folder",
+    "in_memory",
+    "open_source",
+]
+
+Split = Literal["train", "val"]
+
+KINDS = ("fashion-mnist", "folder", "generated", "idx", "mnist", "parquet")
+
+MEMORY_LIMIT_BYTES = 512 * 2**20
+"""A set of one picture size that needs no more than this is kept decoded in memory (CIFAR-10: 147 MiB)."""
+
+_CHUNK_PICTURES = 256
+
+
+class Source(Protocol):
+    """Labelled pictures with random access; safe to read from several threads at once."""
+
+    name: str  # for people and for the run's records
+    num_classes: int
+    channels: int  # 1 or 3
+    labels: NDArray[np.int64]  # one for each picture, all in 0 .. num_classes - 1
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> NDArray[np.uint8]:
+        """The decoded picture, [height, width, channels]; DataError naming it when it is unreadable."""
+
+
+class PictureArray:
+    """A source whose pictures all have one size and lie decoded in memory."""
+
+    def __init__(
+        self, name: str, pictures: NDArray[np.uint8], labels: ArrayLike, num_classes: int | None = None
+    ) -> None:
+        assert pictures.dtype == np.uint8
+        assert pictures.ndim == 4
+        assert pictures.shape[3] in (1, 3)
+        self.name = name
+        self.labels, self.num_classes = checked_labels(name, labels, len(pictures), num_classes)
+        self.channels: int = pictures.shape[3]
+        # Readers get views; one that wrote into its picture would change it for every later epoch.
+        self.pictures = np.ascontiguousarray(pictures).view()
+        self.pictures.flags.writeable = False
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def read(self, index: int) -> NDArray[np.uint8]:
+        picture: NDArray[np.uint8] = self.pictures[index]
+        return picture
+
+
+def open_source(kind: str, path: Path | None, split: Split, **options: Any) -> Source:
+    """Opens one split of a set of pictures and checks its labels.
+
+    Kinds and their options (all take `num_classes`): `fashion-mnist` (path, or None for where it is on this
+    machine), `mnist` and `idx` (folder of idx files), `parquet` (`channels`, `image_column`, `label_column`,
+    `memory_limit_bytes`), `folder` (`channels`, `memory_limit_bytes`), `generated` (no path; `num_pictures`,
+    `image_size`, `channels`, `seed`, `memory_limit_bytes`).
+
+    Raises:
+        ConfigError: unknown kind, split or option.
+        DataError: missing, unreadable or wrong pictures or labels.
+    """
+    if split not in get_args(Split):
+        raise ConfigError(f"split is '{split}'; it must be train or val")
+    opener = _opener(kind)
+    known = [name for name, p in inspect.signature(opener).parameters.items() if p.kind is p.KEYWORD_ONLY]
+    for option in options:
+        if option not in known:
+            raise ConfigError(
+                f"data source '{kind}' has no option '{option}' (known: {', '.join(known)})" + nearest(option, known)
+            )
+    if options.get("channels", 3) not in (1, 3):
+        raise ConfigError(f"channels is {options['channels']}; pictures have 1 (grey) or 3 (colour)")
+    if kind == "generated":
+        if path is not None:
+            raise ConfigError(f"data source 'generated' takes no path, given {path}; leave the path out")
+    elif path is None and kind != "fashion-mnist":
+        raise DataError(f"data source '{kind}' needs a path and none was given; name the folder that holds it")
+    return opener(path, split, **options)
+
+
+def check_same_classes(train: Source, val: Source) -> None:
+    """Raises DataError unless both splits have the same number of classes and of channels."""
+    for what in ("num_classes", "channels"):
+        for_train, for_val = getattr(train, what), getattr(val, what)
+        if for_train != for_val:
+            raise DataError(
+                f"{what} is {for_train} in {train.name} but {for_val} in {val.name}; both splits must agree, "
+                f"so give {what} for both or correct the set"
+            )
+
+
+def checked_labels(
+    name: str, labels: ArrayLike, num_pictures: int, num_classes: int | None
+) -> tuple[NDArray[np.int64], int]:
+    """The labels as int64 and the number of classes (given, or the largest label + 1).
+
+    Raises DataError, naming the first offending index and value, unless there is one label for each picture
+    and each is an integer in 0 .. num_classes - 1.
+    """
+    if num_classes is not None and num_classes < 1:
+        raise DataError(f"num_classes is {num_classes} for {name}; it must be at least 1")
+    given = np.asarray(labels)
+    if num_pictures == 0 and given.size == 0:
+        raise DataError(f"{name} has no pictures; give a set with at least one")
+    if given.ndim != 1:
+        raise DataError(f"the labels of {name} have shape {given.shape}; one integer for each picture is needed")
+    if len(given) != num_pictures:
+        index = min(len(given), num_pictures)
+        what = f"label {given[index]} at index {index} has no picture" if index < len(given) else ""
+        raise DataError(
+            f"{name} has {num_pictures} pictures and {len(given)} labels: "
+            f"{what or f'the picture at index {index} has no label'}; the files do not belong together"
+        )
+    if given.dtype.kind not in "iu":
+        raise DataError(f"the label at index 0 of {name} is {given[0]!r}; labels must be integers from 0")
+    top = int(given.max()) + 1 if num_classes is None else num_classes
+    wrong = np.flatnonzero((given < 0) | (given >= top))
+    if wrong.size:
+        index = int(wrong[0])
+        raise DataError(
+            f"the label at index {index} of {name} is {given[index]}; labels must be 0 .. {top - 1}"
+            + ("" if num_classes is None else f", or num_classes larger than {num_classes}")
+        )
+    return given.astype(np.int64), top
+
+
+def decode_picture(encoded: bytes, channels: int, name: str) -> NDArray[np.uint8]:
+    """An encoded JPEG, PNG or WebP picture as [height, width, channels]; `name` says which one it is."""
+    try:
+        with Image.open(io.BytesIO(encoded)) as image:
+            pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))
+    except Exception as error:  # Pillow's readers raise a dozen types on broken bytes
+        reason = str(error).partition("<_io")[0].strip() or type(error).__name__
+        raise DataError(f"cannot decode the picture {name}: {reason}; replace or remove it") from error
+    return pixels.reshape(*pixels.shape[:2], channels)
+
+
+def in_memory(source: Source, limit_bytes: int = MEMORY_LIMIT_BYTES) -> Source:
+    """The same pictures decoded in memory if all have one size and fit the limit, else the source itself.
+
+    Decoding releases the interpreter lock, so threads help - except for thumbnails, where Python dominates.
+    """
+    size = source.read(0).shape
+    if len(source) * int(np.prod(size)) > limit_bytes:
+        return source
+    pictures = np.empty((len(source), *size), dtype=np.uint8)
+
+    def fill(start: int) -> bool:
+        for index in range(start, min(start + _CHUNK_PICTURES, len(source))):
+            picture = source.read(index)
+            if picture.shape != size:
+                return False
+            pictures[index] = picture
+        return True
+
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        for one_size in pool.map(fill, range(0, len(source), _CHUNK_PICTURES)):
+            if not one_size:
+                pool.shutdown(cancel_futures=True)
+                return source
+    return PictureArray(source.name, pictures, source.labels, source.num_classes)
+
+
+def existing_folder(path: Path) -> Path:
+    """The path itself; DataError unless it is a folder."""
+    if not path.is_dir():
+        problem = "is not a folder" if path.exists() else "does not exist"
+        raise DataError(f"the data path {path} {problem}; give the folder that holds the pictures")
+    return path
+
+
+def _opener(kind: str) -> Callable[..., Source]:
+    """The function that opens one kind; imported when asked for, because pyarrow is slow to load."""
+    if kind in ("fashion-mnist", "idx", "mnist"):
+        from megabatch.data import idx
+
+        return {"fashion-mnist": idx.open_fashion_mnist, "mnist": idx.open_mnist}.get(kind, idx.open_idx)
+    if kind == "parquet":
+        from megabatch.data.parquet import open_parquet
+
+        return open_parquet
+    if kind == "folder":
+        from megabatch.data.folder import open_folder
+
+        return open_folder
+    if kind == "generated":
+        from megabatch.data.generated import open_generated
+
+        return open_generated
+    raise ConfigError(f"unknown data source '{kind}' (known: {', '.join(KINDS)}){nearest(kind, KINDS)}")

@@ -1,0 +1,158 @@
+"""Small sets of known pictures in every layout, and the way to the real ones."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from megabatch.data.sources import Source, open_source
+
+SPLITS = ("train", "val")
+
+
+@dataclass
+class PictureSet:
+    """What `open_source` is given, and what must come out; `pictures` is None where only the rules are known."""
+
+    kind: str
+    path: Path | None
+    channels: int
+    num_classes: int
+    labels: dict[str, list[int]]
+    pictures: dict[str, list[NDArray[np.uint8]]] | None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def idx_bytes(values: NDArray[np.uint8]) -> bytes:
+    dims = b"".join(dim.to_bytes(4, "big") for dim in values.shape)
+    return bytes([0, 0, 8, values.ndim]) + dims + values.tobytes()
+
+
+def png_bytes(picture: NDArray[np.uint8]) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(picture[:, :, 0] if picture.shape[2] == 1 else picture).save(out, "PNG")
+    return out.getvalue()
+
+
+def write_parquet(path: Path, encoded: list[bytes | None], labels: Any, rows_per_group: int = 3) -> None:
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    image = pa.array([{"bytes": item, "path": None} for item in encoded], type=kind)
+    pq.write_table(pa.table({"image": image, "label": labels}), path, row_group_size=rows_per_group)
+
+
+def random_pictures(seed: int, sizes: list[tuple[int, int]], channels: int) -> list[NDArray[np.uint8]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, 256, (*size, channels), dtype=np.uint8) for size in sizes]
+
+
+def make_idx(folder: Path, kind: str, zipped: bool) -> PictureSet:
+    labels = {"train": [3, 0, 9, 1, 1, 4, 2], "val": [9, 8, 0, 7]}
+    pictures = {s: random_pictures(i, [(6, 5)] * len(labels[s]), 1) for i, s in enumerate(SPLITS)}
+    for split, prefix in (("train", "train"), ("val", "t10k")):
+        for name, values in (
+            ("images-idx3-ubyte", np.stack(pictures[split])[..., 0]),
+            ("labels-idx1-ubyte", np.array(labels[split], dtype=np.uint8)),
+        ):
+            content = idx_bytes(values)
+            suffix = ".gz" if zipped else ""
+            (folder / f"{prefix}-{name}{suffix}").write_bytes(gzip.compress(content) if zipped else content)
+    return PictureSet(kind, folder, 1, 10, labels, pictures)
+
+
+def make_parquet(folder: Path, sizes: dict[str, list[tuple[int, int]]], limit_bytes: int) -> PictureSet:
+    pictures = {s: random_pictures(i, sizes[s], 3) for i, s in enumerate(SPLITS)}
+    labels = {"train": [0, 2, 1, 2, 0, 1, 1, 2, 0, 0, 1], "val": [2, 1, 1, 0, 2]}
+    for split, prefix in (("train", "train"), ("val", "test")):
+        encoded: list[bytes | None] = [png_bytes(picture) for picture in pictures[split]]
+        for part, rows in enumerate((slice(0, 4), slice(4, None))):
+            name = f"{prefix}-{part:05}-of-00002.parquet"
+            write_parquet(folder / name, encoded[rows], labels[split][rows])
+    return PictureSet("parquet", folder, 3, 3, labels, pictures, {"memory_limit_bytes": limit_bytes})
+
+
+def make_folder(folder: Path, sizes: dict[str, list[tuple[int, int]]], limit_bytes: int) -> PictureSet:
+    pictures = {s: random_pictures(i, sizes[s], 3) for i, s in enumerate(SPLITS)}
+    labels = {"train": [0] * 4 + [1] * 5 + [2] * 2, "val": [0, 0, 2, 2, 2]}
+    names = ("ant", "bee", "cat")
+    for split in SPLITS:
+        for number, (picture, label) in enumerate(zip(pictures[split], labels[split], strict=True)):
+            place = folder / split / names[label] / f"{number:03}.png"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(png_bytes(picture))
+        (folder / split / "notes.txt").write_text("a stray file")
+        (folder / split / "ant" / "notes.txt").write_text("another one")
+        (folder / split / ".hidden").mkdir()
+    return PictureSet("folder", folder, 3, 3, labels, pictures, {"memory_limit_bytes": limit_bytes})
+
+
+def make_generated(channels: int, limit_bytes: int) -> PictureSet:
+    labels = {split: [i % 4 for i in range(11)] for split in SPLITS}
+    options = {
+        "num_pictures": 11,
+        "image_size": 12,
+        "channels": channels,
+        "num_classes": 4,
+        "memory_limit_bytes": limit_bytes,
+    }
+    return PictureSet("generated", None, channels, 4, labels, None, options)
+
+
+ONE_SIZE = {"train": [(8, 7)] * 11, "val": [(8, 7)] * 5}
+MANY_SIZES = {"train": [(8 + i % 4, 7 + i) for i in range(11)], "val": [(9, 9 + i) for i in range(5)]}
+
+MAKERS: dict[str, Callable[[Path], PictureSet]] = {
+    "idx": lambda folder: make_idx(folder, "idx", zipped=False),
+    "idx-gz": lambda folder: make_idx(folder, "idx", zipped=True),
+    "mnist": lambda folder: make_idx(folder, "mnist", zipped=True),
+    "fashion-mnist": lambda folder: make_idx(folder, "fashion-mnist", zipped=True),
+    "parquet-in-memory": lambda folder: make_parquet(folder, ONE_SIZE, 2**20),
+    "parquet-on-demand": lambda folder: make_parquet(folder, ONE_SIZE, 0),
+    "parquet-many-sizes": lambda folder: make_parquet(folder, MANY_SIZES, 2**20),
+    "folder-in-memory": lambda folder: make_folder(folder, ONE_SIZE, 2**20),
+    "folder-on-demand": lambda folder: make_folder(folder, ONE_SIZE, 0),
+    "folder-many-sizes": lambda folder: make_folder(folder, MANY_SIZES, 2**20),
+    "generated-in-memory": lambda folder: make_generated(3, 2**20),
+    "generated-on-demand": lambda folder: make_generated(1, 0),
+}
+
+
+@pytest.fixture(params=sorted(MAKERS))
+def picture_set(request: pytest.FixtureRequest, tmp_path: Path) -> PictureSet:
+    """One small set of every kind and layout in turn."""
+    return MAKERS[request.param](tmp_path)
+
+
+@pytest.fixture(scope="session")
+def real_data(pytestconfig: pytest.Config) -> Path:
+    """The folder of real sets: $MEGABATCH_TEST_DATA, else shared/data beside the repository; else a skip."""
+    given = os.environ.get("MEGABATCH_TEST_DATA")
+    folder = Path(given) if given else pytestconfig.rootpath.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(f"no real pictures in {folder}; set MEGABATCH_TEST_DATA to the folder that holds them")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def cifar10(real_data: Path) -> Path:
+    """CIFAR-10 as parquet; else a skip."""
+    if not (real_data / "cifar10").is_dir():
+        pytest.skip(f"no cifar10 in {real_data}; put its parquet files there")
+    return real_data / "cifar10"
+
+
+@pytest.fixture(scope="session")
+def cifar10_val(cifar10: Path) -> Source:
+    """The 10,000 test pictures of CIFAR-10, opened once: decoding them takes seconds."""
+    return open_source("parquet", cifar10, "val")

@@ -1,0 +1,315 @@
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from megabatch.data.augment import (
+    CROP_TRIES,
+    Augmentation,
+    flip_where,
+    keyed_bits,
+    keyed_uniforms,
+    pad_crop_flip,
+    resize,
+    resized_crop_box,
+)
+from megabatch.errors import ConfigError
+
+WORD = 2**64
+
+
+def split_mix(state: int) -> Iterator[int]:
+    """SplitMix64 written from its definition, one number at a time."""
+    while True:
+        state = (state + 0x9E3779B97F4A7C15) % WORD
+        z = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 % WORD
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EB % WORD
+        yield z ^ (z >> 31)
+
+
+def kth(state: int, k: int) -> int:
+    return next(islice(split_mix(state), k, None))
+
+
+# --- keyed randomness ---
+
+
+def test_the_oracle_gives_the_published_sequence() -> None:
+    # The test values that circulate with the generator, for the starting state 1234567.
+    published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
+    assert list(islice(split_mix(1234567), 4)) == published
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.one_of(st.integers(0, 50), st.integers(0, WORD - 1)),
+    pairs=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 60)), min_size=1, max_size=5),
+    count=st.integers(1, 5),
+)
+def test_bits_are_nested_split_mix_streams(seed: int, pairs: list[tuple[int, int]], count: int) -> None:
+    epochs, samples = np.array(pairs).T
+    bits = keyed_bits(seed, epochs, samples, count)
+    assert bits.shape == (len(pairs), count)
+    for row, (epoch, sample) in zip(bits.tolist(), pairs, strict=True):
+        state = kth(kth(kth(seed, 0), epoch), sample)
+        assert row == list(islice(split_mix(state), count))
+
+
+def test_golden_values() -> None:
+    bits = keyed_bits(0, np.array([0, 0, 1, 89]), np.array([0, 1, 0, 1281166]), 2)
+    assert bits.tolist() == [
+        [2391539541053276776, 920862675595841680],
+        [10910317525803880485, 5396103473067506702],
+        [7542512935913773580, 9982758901033627941],
+        [18366191541180483943, 8069482933484416549],
+    ]
+    assert keyed_uniforms(2**64 - 1, 3, np.array([5]), 3).tolist() == [
+        [0.6953892303078099, 0.7883755890717551, 0.8373606583862284]
+    ]
+
+
+def test_uniforms_are_the_upper_53_bits() -> None:
+    samples = np.arange(1000)
+    uniforms = keyed_uniforms(3, 2, samples, 4)
+    assert uniforms.dtype == np.float64
+    assert uniforms.min() >= 0
+    assert uniforms.max() < 1
+    assert (uniforms * 2**53 == (keyed_bits(3, 2, samples, 4) >> np.uint64(11)).astype(np.float64)).all()
+
+
+def test_more_draws_leave_the_first_ones_alone() -> None:
+    samples = np.arange(50)
+    np.testing.assert_array_equal(keyed_bits(1, 0, samples, 40)[:, :3], keyed_bits(1, 0, samples, 3))
+
+
+def test_one_epoch_for_all_or_one_for_each() -> None:
+    samples = np.array([4, 4, 9])
+    np.testing.assert_array_equal(
+        keyed_bits(1, 7, samples, 2), keyed_bits(1, np.full(3, 7, dtype=np.int64), samples, 2)
+    )
+
+
+def grid_of_uniforms() -> NDArray[np.float64]:
+    """[seed, epoch, sample, draw] = [6, 7, 400, 8], neighbours in every direction."""
+    samples = np.arange(400)
+    return np.array([[keyed_uniforms(seed, epoch, samples, 8) for epoch in range(7)] for seed in range(6)])
+
+
+def test_uniformity() -> None:
+    values = grid_of_uniforms().ravel()
+    n = values.size
+    assert abs(values.mean() - 0.5) < 4 * (1 / 12 / n) ** 0.5
+    # The variance of a squared deviation of a uniform number is 1/80 - 1/144 = 1/180.
+    assert abs(((values - 0.5) ** 2).mean() - 1 / 12) < 4 * (1 / 180 / n) ** 0.5
+    counts = np.bincount((values * 256).astype(np.int64), minlength=256)
+    chi_square = ((counts - n / 256) ** 2).sum() / (n / 256)
+    assert abs(chi_square - 255) < 4 * (2 * 255) ** 0.5
+
+
+def test_each_bit_is_fair() -> None:
+    bits = keyed_bits(11, 5, np.arange(20_000), 2).ravel()
+    for shift in range(64):
+        ones = int(((bits >> np.uint64(shift)) & np.uint64(1)).sum())
+        assert abs(ones - bits.size / 2) < 4.5 * (bits.size / 4) ** 0.5
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, 3], ids=["seed", "epoch", "sample", "draw"])
+@pytest.mark.parametrize("distance", [1, 2, 4])
+def test_neighbours_are_not_correlated(axis: int, distance: int) -> None:
+    values = grid_of_uniforms() - 0.5
+    size = values.shape[axis]
+    here = values.take(np.arange(size - distance), axis=axis).ravel()
+    there = values.take(np.arange(distance, size), axis=axis).ravel()
+    correlation = (here * there).mean() * 12
+    assert abs(correlation) < 4 / here.size**0.5
+    # A cell of a 16 x 16 table holds as many pairs as any other.
+    cells = ((here + 0.5) * 16).astype(np.int64) * 16 + ((there + 0.5) * 16).astype(np.int64)
+    counts = np.bincount(cells, minlength=256)
+    chi_square = ((counts - here.size / 256) ** 2).sum() / (here.size / 256)
+    assert abs(chi_square - 255) < 4.5 * (2 * 255) ** 0.5
+
+
+# --- settings ---
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"crop": "random"}, "crop is 'random'; it must be none, pad or resized"),
+        ({"padding": -1}, "padding is -1"),
+        ({"area_min": 0.0}, "area is 0.0 to 1.0"),
+        ({"area_max": 1.1}, "area is 0.08 to 1.1"),
+        ({"area_min": 0.6, "area_max": 0.5}, "area is 0.6 to 0.5"),
+        ({"area_min": float("nan")}, "area is nan"),
+        ({"aspect_min": 0.0}, "aspect is 0.0"),
+        ({"aspect_min": 2.0}, "aspect is 2.0 to 1.33"),
+        ({"aspect_max": float("inf")}, "aspect is 0.75 to inf"),
+    ],
+)
+def test_wrong_settings(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Augmentation(**wrong)
+
+
+def test_settings_are_frozen_and_count_their_draws() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Augmentation().flip = True  # type: ignore[misc]
+    assert [Augmentation(crop=crop).num_draws for crop in ("none", "pad", "resized")] == [1, 3, 41]
+
+
+# --- pad, crop, flip ---
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 9), st.integers(1, 7), st.integers(1, 7), st.sampled_from([1, 3])),
+    padding=st.integers(0, 5),
+    flip=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_pad_crop_flip_against_one_picture_at_a_time(
+    shape: tuple[int, int, int, int], padding: int, flip: bool, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    pictures = rng.integers(1, 256, shape, dtype=np.uint8)
+    before = pictures.copy()
+    uniforms = rng.random((shape[0], 3))
+    uniforms[0] = [0.5, 0.0, 1 - 2**-53]  # the extreme offsets, and the first draw that does not flip
+    out = pad_crop_flip(pictures, padding, flip, uniforms)
+    assert out.flags.c_contiguous
+    assert out.flags.writeable
+    assert not np.shares_memory(out, pictures)
+    np.testing.assert_array_equal(pictures, before)
+    for picture, u, got in zip(pictures, uniforms, out, strict=True):
+        padded = np.pad(picture, ((padding, padding), (padding, padding), (0, 0)))
+        top, left = int(np.floor(u[1] * (2 * padding + 1))), int(np.floor(u[2] * (2 * padding + 1)))
+        window = padded[top : top + shape[1], left : left + shape[2]]
+        np.testing.assert_array_equal(got, window[:, ::-1] if flip and u[0] < 0.5 else window)
+
+
+def test_offsets_are_even_and_reach_both_ends() -> None:
+    # One bright pixel in the middle shows where the window was cut.
+    picture = np.zeros((9, 9, 1), dtype=np.uint8)
+    picture[4, 4] = 1
+    uniforms = keyed_uniforms(0, 0, np.arange(8100), 3)
+    moved = pad_crop_flip(np.repeat(picture[None], 8100, axis=0), 4, False, uniforms)
+    places = np.flatnonzero(moved.reshape(8100, 81).sum(axis=0))
+    assert len(places) == 81
+    counts = moved.reshape(8100, 81).sum(axis=0, dtype=np.int64)
+    assert ((counts - 100) ** 2).sum() / 100 < 80 + 4 * (2 * 80) ** 0.5
+
+
+def test_flip_where() -> None:
+    pictures = np.arange(2 * 2 * 3 * 1, dtype=np.uint8).reshape(2, 2, 3, 1)
+    flip_where(pictures, np.array([False, True]))
+    assert pictures[..., 0].tolist() == [[[0, 1, 2], [3, 4, 5]], [[8, 7, 6], [11, 10, 9]]]
+
+
+# --- resized crop ---
+
+
+def draws(*tries: tuple[float, float, float, float]) -> NDArray[np.float64]:
+    values = [number for one_try in tries for number in one_try]
+    return np.array(values + [0.0] * (CROP_TRIES * 4 - len(values)))
+
+
+SQUARE = Augmentation(crop="resized", area_min=0.25, area_max=1.0, aspect_min=0.25, aspect_max=4.0)
+
+
+@pytest.mark.parametrize(
+    ("size", "uniforms", "box"),
+    [
+        # A quarter of 100 x 100 at aspect 1 is 50 x 50; offsets 0 .. 50 are 51 places.
+        ((100, 100), draws((0.0, 0.5, 0.0, 0.0)), (0, 0, 50, 50)),
+        ((100, 100), draws((0.0, 0.5, 0.999, 0.5)), (25, 50, 75, 100)),
+        # Aspect 1/4: 25 wide and 100 high.
+        ((100, 100), draws((0.0, 0.0, 0.5, 0.5)), (38, 0, 63, 100)),
+        # The first try is 200 wide and does not fit; the second is taken.
+        ((100, 100), draws((1.0, 1.0, 0.0, 0.0), (0.0, 0.5, 0.5, 0.5)), (25, 25, 75, 75)),
+        # Height comes first: 80 high, 20 wide.
+        ((80, 20), draws((1.0, 0.0, 0.0, 0.0)), (0, 0, 20, 80)),
+    ],
+)
+def test_boxes_worked_out_by_hand(
+    size: tuple[int, int], uniforms: NDArray[np.float64], box: tuple[int, int, int, int]
+) -> None:
+    assert resized_crop_box(*size, SQUARE, uniforms) == box
+
+
+WHOLE = Augmentation(crop="resized", area_min=1.0, area_max=1.0, aspect_min=0.5, aspect_max=2.0)
+
+
+@pytest.mark.parametrize(
+    ("size", "box"),
+    [
+        ((10, 50), (15, 0, 35, 10)),  # too wide: the height counts, 20 x 10 in the middle
+        ((50, 10), (0, 15, 10, 35)),
+        ((10, 15), (0, 0, 15, 10)),  # within the aspect limits: all of it
+    ],
+)
+def test_centre_box_when_no_try_fits(size: tuple[int, int], box: tuple[int, int, int, int]) -> None:
+    never_fits = draws(*[(0.5, 0.5, 0.5, 0.5)] * CROP_TRIES)
+    assert resized_crop_box(*size, WHOLE, never_fits) == box
+
+
+@settings(max_examples=200, deadline=None)
+@given(height=st.integers(1, 600), width=st.integers(1, 600), sample=st.integers(0, 10**6))
+def test_boxes_lie_inside_and_keep_the_limits(height: int, width: int, sample: int) -> None:
+    policy = Augmentation(crop="resized")
+    uniforms = keyed_uniforms(5, 0, np.array([sample]), 40)[0]
+    left, top, right, bottom = resized_crop_box(height, width, policy, uniforms)
+    assert 0 <= left < right <= width
+    assert 0 <= top < bottom <= height
+    box_height, box_width = bottom - top, right - left
+    if height >= 32 and width >= 32 and 0.75 <= width / height <= 4 / 3:
+        # Rounding moves each side by half a pixel.
+        assert (box_height + 0.5) * (box_width + 0.5) >= 0.08 * height * width
+        assert (box_width - 0.5) / (box_height + 0.5) <= 4 / 3
+        assert (box_width + 0.5) / (box_height - 0.5) >= 3 / 4
+
+
+def test_areas_and_aspects_are_spread_as_stated() -> None:
+    policy = Augmentation(crop="resized", area_min=0.1, area_max=0.5)  # always fits into a square
+    uniforms = keyed_uniforms(1, 0, np.arange(4000), 40)
+    boxes = np.array([resized_crop_box(1000, 1000, policy, row) for row in uniforms])
+    widths, heights = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
+    areas, aspects = widths * heights / 1e6, np.log(widths / heights) / np.log(4 / 3)
+    for values, low, high in ((areas, 0.1, 0.5), (aspects, -1, 1)):
+        scaled = (values - low) / (high - low)
+        counts = np.bincount(np.clip((scaled * 20).astype(np.int64), 0, 19), minlength=20)
+        assert ((counts - 200) ** 2).sum() / 200 < 19 + 5 * (2 * 19) ** 0.5
+    assert abs(np.corrcoef(areas, aspects)[0, 1]) < 4 / 4000**0.5
+
+
+# --- resize ---
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("size", "wanted"), [((40, 60), (16, 16)), ((13, 9), (32, 20)), ((20, 20), (20, 20))])
+def test_resize_against_torch(size: tuple[int, int], wanted: tuple[int, int], channels: int) -> None:
+    picture = np.random.default_rng(0).integers(0, 256, (*size, channels), dtype=np.uint8)
+    scaled = resize(picture, *wanted)
+    assert scaled.shape == (*wanted, channels)
+    assert scaled.dtype == np.uint8
+    as_tensor = torch.from_numpy(picture).permute(2, 0, 1)[None].double()
+    expected = torch.nn.functional.interpolate(as_tensor, wanted, mode="bilinear", antialias=True)
+    # Pillow rounds after each of its two passes.
+    np.testing.assert_allclose(scaled, expected[0].permute(1, 2, 0).numpy(), atol=1.1)
+
+
+def test_resize_of_a_box_takes_that_part_of_the_picture() -> None:
+    picture = np.zeros((20, 30, 3), dtype=np.uint8)
+    picture[4:14, 6:26] = [10, 20, 30]
+    scaled = resize(picture, 8, 8, box=(8, 6, 24, 12))  # two pixels inside the edge
+    assert (scaled == [10, 20, 30]).all()
+    cut = resize(picture, 10, 20, box=(6, 4, 26, 14))
+    np.testing.assert_array_equal(cut, picture[4:14, 6:26])

@@ -1,0 +1,257 @@
+"""The suite that every source passes, and the mistakes that opening one must explain."""
+
+from __future__ import annotations
+
+import io
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from megabatch.data.sources import (
+    KINDS,
+    PictureArray,
+    Source,
+    Split,
+    check_same_classes,
+    checked_labels,
+    decode_picture,
+    in_memory,
+    open_source,
+)
+from megabatch.errors import ConfigError, DataError
+from tests.data.conftest import MAKERS, PictureSet, png_bytes
+
+SPLITS: tuple[Split, ...] = ("train", "val")
+
+
+def opened(given: PictureSet, split: Split, **more: Any) -> Source:
+    return open_source(given.kind, given.path, split, **{**given.options, **more})
+
+
+def all_pictures(source: Source) -> list[NDArray[np.uint8]]:
+    return [source.read(index) for index in range(len(source))]
+
+
+# --- the contract ---
+
+
+def test_every_kind_is_in_the_suite(tmp_path: Path) -> None:
+    kinds = set()
+    for name, make in MAKERS.items():
+        (tmp_path / name).mkdir()
+        kinds.add(make(tmp_path / name).kind)
+    assert kinds == set(KINDS)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_labels_classes_channels_and_name(picture_set: PictureSet, split: Split) -> None:
+    source = opened(picture_set, split)
+    assert source.labels.dtype == np.int64
+    assert source.labels.tolist() == picture_set.labels[split]
+    assert len(source) == len(picture_set.labels[split])
+    assert source.num_classes == picture_set.num_classes
+    assert source.channels == picture_set.channels
+    assert source.name
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_pictures_are_uint8_and_the_right_ones(picture_set: PictureSet, split: Split) -> None:
+    source = opened(picture_set, split)
+    for index in range(len(source)):
+        picture = source.read(index)
+        assert picture.dtype == np.uint8
+        assert picture.ndim == 3
+        assert picture.shape[2] == source.channels
+        if picture_set.pictures is not None:
+            np.testing.assert_array_equal(picture, picture_set.pictures[split][index])
+
+
+def test_reading_depends_on_the_index_alone(picture_set: PictureSet) -> None:
+    first, second = opened(picture_set, "train"), opened(picture_set, "train")
+    forward = all_pictures(first)
+    for index in reversed(range(len(second))):
+        np.testing.assert_array_equal(second.read(index), forward[index])
+        np.testing.assert_array_equal(first.read(index), forward[index])
+
+
+def test_reading_from_threads(picture_set: PictureSet) -> None:
+    source = opened(picture_set, "train")
+    expected = all_pictures(opened(picture_set, "train"))
+    indices = [index for _ in range(8) for index in range(len(source))]
+    with ThreadPoolExecutor(4) as pool:
+        for index, picture in zip(indices, pool.map(source.read, indices), strict=True):
+            np.testing.assert_array_equal(picture, expected[index])
+
+
+def test_a_reader_cannot_change_the_source(picture_set: PictureSet) -> None:
+    source = opened(picture_set, "train")
+    picture = source.read(1)
+    before = picture.copy()
+    if picture.flags.writeable:
+        picture[:] = 255 - picture
+    np.testing.assert_array_equal(source.read(1), before)
+
+
+def test_splits_hold_different_pictures_and_agree_about_classes(picture_set: PictureSet) -> None:
+    train, val = opened(picture_set, "train"), opened(picture_set, "val")
+    check_same_classes(train, val)
+    known = {picture.tobytes() for picture in all_pictures(train)}
+    assert not any(picture.tobytes() in known for picture in all_pictures(val))
+
+
+# Generated labels follow from the number of classes, so they cannot exceed it.
+@pytest.mark.parametrize("picture_set", sorted(n for n in MAKERS if "generated" not in n), indirect=True)
+def test_too_few_classes_name_the_first_offending_label(picture_set: PictureSet) -> None:
+    too_few = picture_set.num_classes - 1
+    labels = picture_set.labels["train"]
+    index = next(i for i, label in enumerate(labels) if label >= too_few)
+    with pytest.raises(DataError, match=f"index {index} .* is {labels[index]}; labels must be 0 .. {too_few - 1}"):
+        opened(picture_set, "train", num_classes=too_few)
+
+
+def test_more_classes_than_seen_are_allowed(picture_set: PictureSet) -> None:
+    assert opened(picture_set, "val", num_classes=17).num_classes == 17
+
+
+def test_unknown_option_is_refused_with_the_nearest(picture_set: PictureSet) -> None:
+    with pytest.raises(ConfigError, match=r"no option 'num_clases' .*; did you mean 'num_classes'"):
+        opened(picture_set, "train", num_clases=3)
+
+
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"generated"}))
+def test_missing_path(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="nowhere does not exist"):
+        open_source(kind, tmp_path / "nowhere", "train")
+
+
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"generated"}))
+def test_empty_folder(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"has no|has neither"):
+        open_source(kind, tmp_path, "train")
+
+
+# --- opening ---
+
+
+def test_path_left_out() -> None:
+    with pytest.raises(DataError, match="'parquet' needs a path and none was given"):
+        open_source("parquet", None, "train")
+
+
+def test_generated_takes_no_path(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'generated' takes no path"):
+        open_source("generated", tmp_path, "train")
+
+
+@pytest.mark.parametrize("kind", ["folder", "generated", "parquet"])
+def test_wrong_number_of_channels(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="channels is 4"):
+        open_source(kind, None if kind == "generated" else tmp_path, "train", channels=4)
+
+
+def test_unknown_kind_and_split(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"unknown data source 'fashon-mnist' .*; did you mean 'fashion-mnist'\?"):
+        open_source("fashon-mnist", tmp_path, "train")
+    with pytest.raises(ConfigError, match="split is 'test'; it must be train or val"):
+        open_source("idx", tmp_path, cast(Split, "test"))
+
+
+# --- labels ---
+
+
+@pytest.mark.parametrize(
+    ("labels", "num_pictures", "num_classes", "message"),
+    [
+        ([0, 1], 3, None, "3 pictures and 2 labels: the picture at index 2 has no label"),
+        ([0, 1, 7, 1], 2, None, "2 pictures and 4 labels: label 7 at index 2 has no picture"),
+        ([0, -1, 1], 3, None, "label at index 1 of x is -1; labels must be 0 .. 1"),
+        ([0, 1, 5, 6], 4, 5, "label at index 2 of x is 5; labels must be 0 .. 4, or num_classes larger than 5"),
+        ([0.0, 1.0], 2, None, "label at index 0 of x is .*0.0.*; labels must be integers"),
+        (["cat", "dog"], 2, None, "label at index 0 of x is .*'cat'.*; labels must be integers"),
+        ([[0], [1]], 2, None, "labels of x have shape"),
+        ([], 0, None, "x has no pictures"),
+        ([0], 1, 0, "num_classes is 0"),
+    ],
+)
+def test_wrong_labels(labels: list[Any], num_pictures: int, num_classes: int | None, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        checked_labels("x", labels, num_pictures, num_classes)
+
+
+def test_labels_become_int64_and_count_the_classes() -> None:
+    labels, num_classes = checked_labels("x", np.array([0, 4, 2], dtype=np.uint8), 3, None)
+    assert labels.dtype == np.int64
+    assert labels.tolist() == [0, 4, 2]
+    assert num_classes == 5
+
+
+def test_splits_that_disagree() -> None:
+    grey, colour = np.zeros((2, 3, 3, 1), dtype=np.uint8), np.zeros((2, 3, 3, 3), dtype=np.uint8)
+    with pytest.raises(DataError, match="num_classes is 2 in a but 3 in b"):
+        check_same_classes(PictureArray("a", grey, [0, 1]), PictureArray("b", grey, [0, 2]))
+    with pytest.raises(DataError, match="channels is 1 in a but 3 in b"):
+        check_same_classes(PictureArray("a", grey, [0, 1]), PictureArray("b", colour, [0, 1]))
+
+
+# --- decoding and memory ---
+
+
+def test_picture_array_is_read_only_but_leaves_the_given_array_alone() -> None:
+    given = np.zeros((2, 3, 3, 1), dtype=np.uint8)
+    source = PictureArray("a", given, [0, 1])
+    with pytest.raises(ValueError, match="read-only"):
+        source.read(0)[0, 0, 0] = 1
+    assert given.flags.writeable
+
+
+def test_decoding_converts_to_the_wanted_channels() -> None:
+    colour = np.random.default_rng(0).integers(0, 256, (5, 4, 3), dtype=np.uint8)
+    np.testing.assert_array_equal(decode_picture(png_bytes(colour), 3, "x"), colour)
+    # ITU-R 601-2, the conversion that Pillow documents; its integer arithmetic may be off by one.
+    expected = colour @ np.array([0.299, 0.587, 0.114])
+    np.testing.assert_allclose(decode_picture(png_bytes(colour), 1, "x")[..., 0], expected, atol=1)
+    grey = colour[..., :1]
+    np.testing.assert_array_equal(decode_picture(png_bytes(grey), 3, "x"), grey.repeat(3, axis=2))
+
+
+def test_broken_pictures_are_named() -> None:
+    out = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(out, "JPEG")
+    whole = out.getvalue()
+    assert decode_picture(whole, 3, "x").shape == (40, 40, 3)
+    for broken in (b"", b"not a picture", whole[: len(whole) // 2], whole[:30]):
+        with pytest.raises(DataError, match=r"^cannot decode the picture holiday.jpg: [^<>]+; replace or remove it$"):
+            decode_picture(broken, 3, "holiday.jpg")
+
+
+def test_in_memory_respects_the_limit_to_the_byte(tmp_path: Path) -> None:
+    lazy = opened(MAKERS["folder-on-demand"](tmp_path), "train")
+    needed = len(lazy) * lazy.read(0).size
+    assert isinstance(in_memory(lazy, needed), PictureArray)
+    assert in_memory(lazy, needed - 1) is lazy
+
+
+def test_in_memory_gives_up_on_a_late_odd_size() -> None:
+    pictures = [np.full((2, 2, 1), i % 256, dtype=np.uint8) for i in range(1000)]
+
+    class Listed:
+        name, num_classes, channels = "listed", 1, 1
+        labels = np.zeros(1000, dtype=np.int64)
+
+        def __len__(self) -> int:
+            return 1000
+
+        def read(self, index: int) -> NDArray[np.uint8]:
+            return pictures[index]
+
+    listed = Listed()
+    kept = in_memory(listed)
+    assert isinstance(kept, PictureArray)
+    np.testing.assert_array_equal(kept.pictures, np.stack(pictures))
+    pictures[999] = np.zeros((3, 2, 1), dtype=np.uint8)
+    assert in_memory(listed) is listed
