@@ -6,7 +6,8 @@
     tensorboard/        the same rows for TensorBoard
 
 A row of `metrics.jsonl` describes the run after an update: `update` counts from 1, `samples` are the pictures seen,
-`epoch` is samples / pictures in an epoch. Rows of updates after which the model was evaluated also carry `val_*`.
+`epoch` is samples / pictures in an epoch, `wall_seconds` is the time since the first update, evaluations and checkpoints
+included. Rows of updates after which the model was evaluated also carry `val_*`.
 """
 
 from __future__ import annotations

@@ -98,7 +98,8 @@ def _launcher(environ: Mapping[str, str]) -> Finding:
         }
     text = (
         f"{world.launcher}: rank {world.rank} of {world.size}, "
-        f"number {world.local_rank} of {world.local_size} on this host, meeting at {world.meeting_host}:{world.meeting_port}"
+        f"number {world.local_rank} of {world.local_size} on this host, "
+        f"meeting at {world.meeting_host}:{world.meeting_port}"
     )
     return {"name": "launcher", "good": True, "text": text}
 

@@ -7,6 +7,7 @@ it alike; only the first one writes files and speaks.
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -31,7 +32,7 @@ from megabatch.train.folder import hold
 from megabatch.train.progress import Progress
 from megabatch.train.recorder import Recorder
 from megabatch.train.snapshot import RunState, restore, save
-from megabatch.train.step import UpdateResult, train_update
+from megabatch.train.step import UpdateResult, rehearse, train_update
 from megabatch.train.stop import StopRequest
 from megabatch.train.world import World
 
@@ -60,7 +61,9 @@ def train(
         if world.is_first:
             recorder = stack.enter_context(closing(Recorder(folder, metrics_bytes, run.clock.updates)))
         loader = stack.enter_context(closing(_loader(bench, run.clock)))
+        rehearse(bench)
         stack.enter_context(progress.showing(run.clock))
+        began = time.perf_counter() - run.wall_seconds
 
         for update, ghosts in loader:
             rates = bench.set_rates(update.start_epoch)
@@ -75,6 +78,7 @@ def train(
                 evaluation = _evaluate(bench)
                 is_best = evaluation.top1 > run.best_top1
                 run.best_top1 = max(run.best_top1, evaluation.top1)
+            run.wall_seconds = time.perf_counter() - began
             row = _row(run, update, rates, result, evaluation)
             progress.show(run.clock, row)
             if recorder is not None:
@@ -187,6 +191,7 @@ def _row(
         "images_per_second": update.num_samples / result.update_seconds,
         "gradient_norm": result.gradient_norm,
         "applied": int(result.applied),
+        "wall_seconds": run.wall_seconds,
         "update_seconds": result.update_seconds,
         "data_seconds": result.data_seconds,
         "compute_seconds": result.compute_seconds,
@@ -199,7 +204,8 @@ def _row(
 
 def _weights(bench: Workbench) -> bytes:
     tensors = {name: value.detach().cpu().contiguous() for name, value in bench.network.state_dict().items()}
-    return safetensors_bytes(tensors, metadata={"format": "pt", "model": bench.config.model.name})
+    # One entry only: the library writes several in an order that changes from run to run.
+    return safetensors_bytes(tensors, metadata={"format": "pt"})
 
 
 def _summary(
@@ -213,6 +219,7 @@ def _summary(
         "epoch": run.clock.epoch,
         "workers": world.size,
         "training_seconds": run.training_seconds,
+        "wall_seconds": run.wall_seconds,
         "images_per_second": run.clock.samples / run.training_seconds if run.training_seconds else 0.0,
         "skipped_updates": run.skipped_updates,
         "model": config.model.name,

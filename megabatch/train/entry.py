@@ -76,8 +76,7 @@ def _start_workers(request: TrainRequest, config: Config) -> int:
 
 
 def _be_a_worker(request: TrainRequest, config: Config, world: World, environ: Mapping[str, str]) -> int:
-    launched_by_us = LAUNCHED_VARIABLE in environ
-    if launched_by_us:
+    if LAUNCHED_VARIABLE in environ:
         end_with_parent()
         if error_was_left(environ):
             return 2  # an earlier attempt met a mistake that trying again does not mend
@@ -90,12 +89,19 @@ def _be_a_worker(request: TrainRequest, config: Config, world: World, environ: M
             os._exit(2)  # other workers may wait in a collective: do not linger to say goodbye to them
         raise
     except RuntimeError as error:
-        # What a collective raises when another worker is gone. The launcher starts the group again.
-        if request.debug or not launched_by_us:
-            traceback.print_exc()
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        print(f"megabatch: worker {world.rank} of {world.size} stopped: {reason}", file=sys.stderr, flush=True)
+        if request.debug or not _is_lost_contact(error):
+            raise
+        # What a collective raises when another worker is gone; an elastic launcher starts the group again.
+        text = f"worker {world.rank} of {world.size} lost its connection to another worker"
+        print(f"megabatch: {text}", file=sys.stderr, flush=True)
         os._exit(1)
+
+
+def _is_lost_contact(error: RuntimeError) -> bool:
+    import torch.distributed as dist
+
+    # Gloo has no error class of its own; its messages begin with the path of its source file.
+    return isinstance(error, dist.DistError) or "gloo" in str(error).split("]")[0]
 
 
 def _join_and_train(request: TrainRequest, config: Config, world: World) -> int:

@@ -31,7 +31,8 @@ class RunState:
     skipped_updates: int = 0  # non-finite gradients so far
     skipped_in_a_row: int = 0
     best_top1: float = -1.0
-    training_seconds: float = 0.0
+    training_seconds: float = 0.0  # in updates alone
+    wall_seconds: float = 0.0  # in the whole loop: updates, evaluations, checkpoints
 
 
 def save(bench: Workbench, run: RunState, folder: Path, metrics_bytes: int, is_best: bool) -> None:

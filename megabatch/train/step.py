@@ -21,7 +21,7 @@ from megabatch.data.loader import Ghost
 from megabatch.schedule.batch import Update, deal
 from megabatch.train.build import Workbench
 
-__all__ = ["UpdateResult", "train_update"]
+__all__ = ["UpdateResult", "rehearse", "train_update"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,22 @@ class UpdateResult:
     @property
     def compute_seconds(self) -> float:
         return max(0.0, self.update_seconds - self.data_seconds - self.communication_seconds)
+
+
+def rehearse(bench: Workbench) -> None:
+    """Go through one synchronised backward pass that leaves no trace in weights or statistics.
+
+    DDP rearranges its buckets after the first such pass. With three or more workers the arrangement decides in which
+    order numbers are added, so a resumed run must begin with the same one as the run that was never interrupted.
+    """
+    size = bench.config.data.image_size
+    pictures = torch.zeros(bench.config.train.ghost_batch, size, size, bench.train_source.channels, dtype=torch.uint8)
+    with bench.statistics.untouched():
+        with bench.autocast():
+            logits = bench.ddp(bench.normalise(pictures))
+        (logits.float().sum() * 0.0).backward()
+    bench.exposed.backward_ended()
+    bench.optimizer.zero_grad(set_to_none=True)
 
 
 def train_update(bench: Workbench, update: Update, ghosts: Iterable[Ghost], stop_wanted: bool) -> UpdateResult:

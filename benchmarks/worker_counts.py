@@ -1,0 +1,89 @@
+"""Does a recipe compute the same on any number of workers? Losses of 40 updates on 1, 2, 3 and 4 workers, compared.
+
+    python -m benchmarks.worker_counts [--updates 40] [--workers 1 2 3 4]
+
+Trains the demo recipe (batch-norm, augmentation, label smoothing) on Fashion-MNIST; 16 ghost batches an update are not
+divisible by 3. Prints the largest relative difference of any update's loss to the one-worker run, and whether the
+augmented pictures of all ghost batches are bit-identical when dealt to that many workers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from megabatch.data.augment import Augmentation
+from megabatch.data.loader import GhostLoader
+from megabatch.data.sources import open_source
+from megabatch.recipes import load_config
+from megabatch.schedule.batch import iterate_updates, parse_stages
+
+TARGET = 1e-4
+
+
+def losses(workers: int, updates: int, folder: Path) -> list[float]:
+    output = folder / f"workers-{workers}"
+    settings = [f"train.max_updates={updates}", "train.evaluate_every_epochs=0", "checkpoint.every_epochs=0"]
+    command = [sys.executable, "-m", "megabatch", "train", "demo", "--workers", str(workers), "--output", str(output)]
+    subprocess.run(
+        [*command, *(word for setting in settings for word in ("--set", setting))],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        timeout=900,
+    )
+    return [json.loads(line)["loss"] for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def picture_digests(workers: int, updates: int) -> dict[int, str]:
+    """SHA-256 of every ghost batch's pixels and labels, by the number of the ghost batch."""
+    config = load_config("demo")
+    source = open_source("fashion-mnist", None, "train")
+    digests: dict[int, str] = {}
+    for worker in range(workers):
+        batch_total_at = parse_stages(config.train.batch_total).at
+        steps = iterate_updates(batch_total_at, config.train.ghost_batch, len(source), updates * 1024)
+        augmentation = Augmentation(**config.data.augment.model_dump())
+        loader = GhostLoader(source, augmentation, config.data.image_size, 0, steps, worker=worker, num_workers=workers)
+        for _, ghosts in loader:
+            for ghost in ghosts:
+                data = ghost.pictures.numpy().tobytes() + ghost.labels.numpy().tobytes()
+                digests[ghost.number] = hashlib.sha256(data).hexdigest()
+        loader.close()
+    return digests
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--updates", type=int, default=40)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 3, 4])
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        alone = losses(1, options.updates, Path(folder))
+        pixels = picture_digests(1, options.updates)
+        for workers in options.workers:
+            theirs = alone if workers == 1 else losses(workers, options.updates, Path(folder))
+            assert len(theirs) == len(alone) == options.updates
+            worst = max(abs(a - b) / abs(a) for a, b in zip(alone, theirs, strict=True))
+            same = picture_digests(workers, options.updates) == pixels
+            rows.append({"workers": workers, "worst_relative_difference": worst, "pictures_identical": same})
+            if not options.json:
+                text = "bit-identical" if same else "DIFFER"
+                print(
+                    f"{workers} workers: losses differ by at most {worst:.2e} (relative), {len(pixels)} ghosts {text}"
+                )
+    if options.json:
+        print(json.dumps({"updates": options.updates, "target": TARGET, "rows": rows}))
+    else:
+        worst = max(row["worst_relative_difference"] for row in rows)
+        print(f"worst over {options.updates} updates: {worst:.2e} (at most {TARGET:g} wanted)")
+
+
+if __name__ == "__main__":
+    main()
