@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 _context = mp.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed", "torch.nn.parallel", "numpy"])
+# Whatever a rank would import anyway is imported once, before forking; only modules that start no threads may be here.
+_context.set_forkserver_preload(["torch", "torch._dynamo", "torch.utils.tensorboard", "megabatch.train.engine"])
 
 
 class RankFailureError(AssertionError):

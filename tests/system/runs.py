@@ -1,0 +1,83 @@
+"""Small whole runs for the system tests: generated pictures, a tiny residual net, seconds of work."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from megabatch.comm.shape import near_square
+from megabatch.config import Config
+from megabatch.recipes import load_config
+from megabatch.train.engine import train
+from megabatch.train.world import World
+from tests.ranks import run_ranks
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+# 5 ghost batches an update: not divisible by 2, 3 or 4 workers. 330 pictures an epoch: no multiple of the batch.
+SMALL = (
+    "data.source=generated",
+    "data.image_size=12",
+    "data.generated.num_train=330",
+    "data.generated.num_val=103",
+    "model.width=8",
+    "train.batch_total=40",
+    "train.ghost_batch=8",
+    "train.epochs=4",
+    "train.evaluate_every_epochs=0",
+    "optimizer.learning_rate=0.2",
+    "checkpoint.every_epochs=0",
+)
+
+
+def small_config(*overrides: str) -> Config:
+    return load_config("demo", [*SMALL, *overrides])
+
+
+def train_on_ranks(num_ranks: int, folder: Path, *overrides: str, resume: bool = False) -> dict[str, Any]:
+    """Train the small recipe on real ranks and return rank 0's summary."""
+    return run_ranks(num_ranks, _train_one, num_ranks, str(folder), overrides, resume, timeout_seconds=90)[0]
+
+
+def _train_one(rank: int, num_ranks: int, folder: str, overrides: tuple[str, ...], resume: bool) -> dict[str, Any]:
+    world = World(rank, num_ranks, rank, num_ranks, "torchrun", "127.0.0.1", 0)
+    config = small_config(*overrides)
+    return train(config, world, torch.device("cpu"), Path(folder), near_square(num_ranks), resume)
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses_of(folder: Path) -> list[float]:
+    return [row["loss"] for row in rows_of(folder)]
+
+
+def command(folder: Path, *words: str, overrides: tuple[str, ...] = ()) -> list[str]:
+    """`python -m megabatch train demo ...` of the small recipe."""
+    settings = [word for setting in (*SMALL, *overrides) for word in ("--set", setting)]
+    return [sys.executable, "-m", "megabatch", "train", "demo", "--output", str(folder), *settings, *words]
+
+
+def clean_environment(**extra: str) -> dict[str, str]:
+    """The environment of a user's shell: nothing of a launcher, nothing that pytest added."""
+    launchers = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "TORCHELASTIC_")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith((*launchers, "MEGABATCH_LAUNCHED"))}
+    return kept | {"OMP_NUM_THREADS": "1"} | extra
+
+
+def start(words: list[str], **extra: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        words,
+        cwd=REPOSITORY,
+        env=clean_environment(**extra),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
