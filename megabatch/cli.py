@@ -104,13 +104,6 @@ def doctor(debug: Debug = False, as_json: Json = False) -> None:
 @data_app.command("get", epilog="Example: `megabatch data get fashion-mnist`")
 def data_get(
     name: Annotated[str, typer.Argument(help="fashion-mnist")],
-    or_generated: Annotated[
-        bool,
-        typer.Option(
-            "--or-generated",
-            help="When it cannot be had, say so and end well: training can use generated pictures.",
-        ),
-    ] = False,
     debug: Debug = False,
 ) -> None:
     """Fetch a known small set, check it, and say where it is."""
@@ -119,9 +112,4 @@ def data_get(
 
     if name != "fashion-mnist":
         raise DataError(f"unknown set '{name}'{nearest(name, ['fashion-mnist'])}; known: fashion-mnist")
-    try:
-        print(f"{name}: {get_fashion_mnist(default_cache(), progress=print)}")
-    except DataError as error:
-        if not or_generated:
-            raise
-        print(f"{error}\nthe demo will train on generated pictures instead")
+    print(f"{name}: {get_fashion_mnist(default_cache(), progress=print)}")

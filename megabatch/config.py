@@ -170,8 +170,16 @@ class CheckpointConfig(Section):
 
 
 class CommConfig(Section):
-    """How gradients travel between workers."""
+    """How gradients travel between workers.
 
+    `algorithm` is one of `megabatch.comm.phases`; "backend" is torch's own all-reduce, what plain DDP uses.
+    `wire` is the precision of gradients on their way.
+    """
+
+    algorithm: Literal[
+        "backend", "ring", "halving_doubling", "hierarchical", "torus", "two_way_torus", "direct", "exchange"
+    ] = "backend"
+    wire: Literal["fp32", "fp16", "bf16"] = "fp32"
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     bucket_mb: Annotated[float, Field(gt=0)] = 25.0
     timeout_seconds: Annotated[float, Field(gt=0)] = 600.0

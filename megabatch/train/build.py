@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from megabatch.comm.exposed import ExposedTimeHook
+from megabatch.comm.grid import ProcessGrid
+from megabatch.comm.hook import gradient_hook
+from megabatch.comm.shape import GridShape
 from megabatch.config import Config
 from megabatch.data.augment import Augmentation
 from megabatch.data.sources import Source, check_same_classes, open_source
@@ -154,12 +157,22 @@ def _no_buffer_sync() -> dict[str, Any]:
     return {"forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": False}
 
 
-def build_workbench(config: Config, world: World, device: torch.device) -> Workbench:
+def _gradient_hook(config: Config, world: World, shape: GridShape, device: torch.device) -> ExposedTimeHook:
+    """The backend's own all-reduce, or an algorithm of ours over the grid; timed either way."""
+    settings = config.comm
+    if world.size == 1 or (settings.algorithm == "backend" and settings.wire == "fp32"):
+        return ExposedTimeHook(device)
+    grid = ProcessGrid.build(shape, timeout_seconds=settings.timeout_seconds)
+    state, hook = gradient_hook(grid, settings.algorithm, wire_dtype=_AUTOCAST[settings.wire])
+    return ExposedTimeHook(device, hook, state)
+
+
+def build_workbench(config: Config, world: World, shape: GridShape, device: torch.device) -> Workbench:
     """Build all parts on a worker that has already joined its world."""
     train_source, val_source = open_pictures(config)
     network = build_network(config, train_source, device)
     statistics = GhostStatistics(network, config.norm.newest_share)
-    exposed = ExposedTimeHook(device)
+    exposed = _gradient_hook(config, world, shape, device)
     ddp = DistributedDataParallel(
         torch.compile(network) if config.train.compile else network,
         device_ids=[device.index] if device.type == "cuda" else None,

@@ -22,7 +22,7 @@ def derived_lines(config: Config, clock: Clock, num_workers: int, grid: GridShap
     lines = [
         f"network        {config.model.name}, {num_parameters:,} parameters, {config.train.precision}",
         f"gradients      {num_parameters * 4 / 1e6:.1f} MB in fp32",
-        f"workers        {num_workers} in a grid of {grid.text}",
+        f"workers        {num_workers} in a grid of {grid.text}, gradients by {config.comm.algorithm}",
         f"total batch    {stages} pictures",
     ]
     for start, batch_total in zip(stages.from_epochs, stages.batch_totals, strict=True):

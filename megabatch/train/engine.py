@@ -6,6 +6,7 @@ it alike; only the first one writes files and speaks.
 
 from __future__ import annotations
 
+import itertools
 import socket
 import time
 from collections.abc import Iterator
@@ -44,7 +45,7 @@ def train(
 ) -> dict[str, Any]:
     """Train to the end of the recipe, to `max_updates` or to a stop signal; return the summary of the run."""
     progress, stop = Progress(speaks=world.is_first), StopRequest().listen()
-    bench = build_workbench(config, world, device)
+    bench = build_workbench(config, world, grid, device)
     run = RunState(Clock(len(bench.train_source), round(config.train.epochs * len(bench.train_source))))
     environment = describe_environment(world, _hosts(world), grid, device)
     evaluation: Evaluation | None = None
@@ -60,9 +61,10 @@ def train(
         recorder = None
         if world.is_first:
             recorder = stack.enter_context(closing(Recorder(folder, metrics_bytes, run.clock.updates)))
-        loader = stack.enter_context(closing(_loader(bench, run.clock)))
+        end_samples = max((update.end_samples for update in _updates(config, run.clock)), default=run.clock.samples)
+        loader = stack.enter_context(closing(_loader(bench, _updates(config, run.clock))))
         rehearse(bench)
-        stack.enter_context(progress.showing(run.clock))
+        stack.enter_context(progress.showing(run.clock, end_samples))
         began = time.perf_counter() - run.wall_seconds
 
         for update, ghosts in loader:
@@ -72,7 +74,7 @@ def train(
             run.training_seconds += result.update_seconds
             _judge(config, run, result, rates)
 
-            is_last = run.clock.updates == config.train.max_updates or _is_end(config, run.clock)
+            is_last = run.clock.samples == end_samples
             is_best, evaluation = False, None
             if not result.stop_wanted and (is_last or run.clock.crosses(before, config.train.evaluate_every_epochs)):
                 evaluation = _evaluate(bench)
@@ -100,8 +102,8 @@ def train(
     return summary
 
 
-def _loader(bench: Workbench, clock: Clock) -> GhostLoader:
-    config = bench.config
+def _updates(config: Config, clock: Clock) -> Iterator[Update]:
+    """What is left to do of the recipe, or up to `max_updates`."""
     updates = iterate_updates(
         parse_stages(config.train.batch_total).at,
         config.train.ghost_batch,
@@ -110,12 +112,18 @@ def _loader(bench: Workbench, clock: Clock) -> GhostLoader:
         start_samples=clock.samples,
         start_index=clock.updates,
     )
+    limit = config.train.max_updates
+    return itertools.islice(updates, max(0, limit - clock.updates)) if limit else updates
+
+
+def _loader(bench: Workbench, updates: Iterator[Update]) -> GhostLoader:
+    config = bench.config
     return GhostLoader(
         bench.train_source,
         augmentation_of(config),
         config.data.image_size,
         config.train.seed,
-        _up_to(updates, config.train.max_updates),
+        updates,
         worker=bench.world.rank,
         num_workers=bench.world.size,
         prefetch_ghosts=config.data.prefetch_ghosts,
@@ -123,21 +131,10 @@ def _loader(bench: Workbench, clock: Clock) -> GhostLoader:
     )
 
 
-def _up_to(updates: Iterator[Update], max_updates: int) -> Iterator[Update]:
-    for update in updates:
-        if max_updates and update.index >= max_updates:
-            return
-        yield update
-
-
 def _hosts(world: World) -> list[str]:
     hosts: list[str] = [""] * world.size
     dist.all_gather_object(hosts, socket.gethostname())
     return hosts
-
-
-def _is_end(config: Config, clock: Clock) -> bool:
-    return clock.total_samples - clock.samples < config.train.ghost_batch
 
 
 def _checkpoint_is_due(config: Config, clock: Clock, before: Clock) -> bool:

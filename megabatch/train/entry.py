@@ -8,11 +8,11 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from megabatch.comm.shape import GridShape, near_square, parse_grid
 from megabatch.config import Config
-from megabatch.errors import CheckpointError, LaunchError, MegabatchError
+from megabatch.errors import CheckpointError, CommunicationError, LaunchError, MegabatchError
 from megabatch.recipes import load_config
 from megabatch.report.record import read_json
 from megabatch.train.folder import check_output, default_output
@@ -82,6 +82,10 @@ def _be_a_worker(request: TrainRequest, config: Config, world: World, environ: M
             return 2  # an earlier attempt met a mistake that trying again does not mend
     try:
         return _join_and_train(request, config, world)
+    except CommunicationError as error:
+        if request.debug:
+            raise
+        _end_for_restart(str(error))
     except MegabatchError as error:
         if request.debug:
             traceback.print_exc()
@@ -91,10 +95,13 @@ def _be_a_worker(request: TrainRequest, config: Config, world: World, environ: M
     except RuntimeError as error:
         if request.debug or not _is_lost_contact(error):
             raise
-        # What a collective raises when another worker is gone; an elastic launcher starts the group again.
-        text = f"worker {world.rank} of {world.size} lost its connection to another worker"
-        print(f"megabatch: {text}", file=sys.stderr, flush=True)
-        os._exit(1)
+        _end_for_restart(f"worker {world.rank} of {world.size} lost its connection to another worker")
+
+
+def _end_for_restart(reason: str) -> NoReturn:
+    """Another worker is gone. Say so and end at once: an elastic launcher then starts the whole group again."""
+    print(f"megabatch: {reason}", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def _is_lost_contact(error: RuntimeError) -> bool:

@@ -91,6 +91,7 @@ def hold(folder: Path, config: Config, resume: bool) -> Iterator[None]:
             descriptor = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
             _lock(descriptor, folder)
             write_atomically(folder / "config.toml", config.to_toml())
+            (folder / "summary.json").unlink(missing_ok=True)  # it spoke of an earlier end of the run
         except OSError as error:
             raise CheckpointError(
                 f"run folder '{folder}' cannot be written: {error.strerror}; choose another --output"

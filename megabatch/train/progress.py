@@ -26,6 +26,7 @@ class Progress:
         self._task: TaskID | None = None
         self._last_line = 0.0
         self._began = (0.0, 0)
+        self._end_samples = 0
 
     def say(self, line: str) -> None:
         """A line that stays."""
@@ -33,8 +34,9 @@ class Progress:
             self._console.print(line, markup=False)
 
     @contextmanager
-    def showing(self, clock: Clock) -> Iterator[None]:
-        """Show progress from this point of the run on, until the block ends."""
+    def showing(self, clock: Clock, end_samples: int) -> Iterator[None]:
+        """Show progress from this point of the run to `end_samples`, until the block ends."""
+        self._end_samples = end_samples
         self._start(clock)
         try:
             yield
@@ -57,7 +59,7 @@ class Progress:
             self._bar = Bar(*columns, console=self._console, expand=True)
             self._task = self._bar.add_task(
                 "train",
-                total=clock.total_samples,
+                total=self._end_samples,
                 completed=clock.samples,
                 epoch=f"{clock.epoch:.2f}",
                 text="",
@@ -92,5 +94,5 @@ class Progress:
         began, samples = self._began
         if clock.samples <= samples:
             return "-"
-        rest = (time.monotonic() - began) * (clock.total_samples - clock.samples) / (clock.samples - samples)
+        rest = (time.monotonic() - began) * (self._end_samples - clock.samples) / (clock.samples - samples)
         return f"{int(rest) // 60}:{int(rest) % 60:02d}"
