@@ -37,7 +37,9 @@ SMALL = (
 
 
 def small_config(*overrides: str) -> Config:
-    return load_config("demo", [*SMALL, *overrides])
+    foreign = any(override.startswith("model.name=") for override in overrides)
+    base = [setting for setting in SMALL if not (foreign and setting.startswith("model.width"))]
+    return load_config("demo", [*base, *overrides])
 
 
 def train_on_ranks(num_ranks: int, folder: Path, *overrides: str, resume: bool = False) -> dict[str, Any]:

@@ -58,3 +58,10 @@ def test_the_last_update_is_cut_to_whole_ghosts(tmp_path: Path) -> None:
     rows = rows_of(tmp_path / "run")
     assert [row["batch_total"] for row in rows] == [64] * 5 + [8]  # 330 = 5 * 64 + 8 + 2 left over
     assert (summary["status"], summary["samples"]) == ("finished", 328)
+
+
+def test_dropout_belongs_to_the_ghost_batch(tmp_path: Path) -> None:
+    settings = ("model.name=tests.system.models:tiny", "model.zero_gamma=none", "train.max_updates=8")
+    for num_workers in (1, 3):
+        train_on_ranks(num_workers, tmp_path / str(num_workers), *settings)
+    assert losses_of(tmp_path / "3") == pytest.approx(losses_of(tmp_path / "1"), rel=1e-4)

@@ -1,0 +1,63 @@
+"""Half precision, compilation and gradients that are not finite, through whole small runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.ranks import RankFailureError
+from tests.system.runs import losses_of, rows_of, train_on_ranks
+
+UPDATES = "train.max_updates=6"
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    folder = tmp_path_factory.mktemp("full") / "run"
+    train_on_ranks(2, folder, UPDATES)
+    return losses_of(folder)
+
+
+@pytest.mark.parametrize(
+    "setting", ["train.precision=bf16", "train.precision=fp16", "comm.wire=bf16", "comm.wire=fp16"]
+)
+def test_half_precision_follows_full_precision(setting: str, full: list[float], tmp_path: Path) -> None:
+    train_on_ranks(2, tmp_path / "run", UPDATES, setting)
+    losses = losses_of(tmp_path / "run")
+    assert losses == pytest.approx(full, rel=3e-2)
+    assert losses != full, f"{setting} changed nothing"
+    # The loss scale of fp16 starts high: its first steps may be skipped, and are then counted.
+    if "fp16" not in setting:
+        assert all(row["applied"] for row in rows_of(tmp_path / "run"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_compiled_network_trains_alike_under_plain_names(full: list[float], tmp_path: Path) -> None:
+    train_on_ranks(1, tmp_path / "run", UPDATES, "train.compile=true")
+    assert losses_of(tmp_path / "run") == pytest.approx(full, rel=1e-3)
+
+
+def test_gradients_that_are_not_finite_are_skipped_counted_and_end_the_run(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    # The first two updates are sane, the third is enormous; what follows cannot be finite.
+    rates = (
+        "optimizer.learning_rate=[{until_epoch=0.2,start=0.05},{until_epoch=0.3,start=1e30},{until_epoch=9,start=0.05}]"
+    )
+    with pytest.raises(RankFailureError, match="TrainingError: 4 updates in a row had gradients that are not finite"):
+        train_on_ranks(2, folder, rates, "train.max_skipped_updates=3", "checkpoint.every_updates=1")
+    rows = rows_of(folder)
+    assert [row["applied"] for row in rows] == [1, 1, 1, 0, 0, 0]
+    assert rows[-1]["gradient_norm"] is None  # JSON has no NaN
+    summary = folder / "summary.json"
+    assert not summary.exists() or json.loads(summary.read_text())["status"] != "finished"
+    assert (folder / "checkpoints" / "last").exists()
+
+
+def test_a_model_from_a_function(tmp_path: Path) -> None:
+    summary = train_on_ranks(
+        1, tmp_path / "run", UPDATES, "model.name=tests.system.models:tiny", "model.zero_gamma=none"
+    )
+    assert summary["updates"] == 6
