@@ -26,7 +26,8 @@ def engine_seconds(workers: int, updates: int, warm_up: int, folder: Path) -> fl
     output = folder / "run"
     command = [sys.executable, "-m", "megabatch", "train", "demo", "--workers", str(workers), "--output", str(output)]
     settings = [f"train.max_updates={updates}", "train.evaluate_every_epochs=0", "checkpoint.every_epochs=0"]
-    settings += ["optimizer.learning_rate=0.1", "train.threads_per_worker=1"]
+    settings += ["optimizer.learning_rate=0.1", "train.threads_per_worker=1", "train.batch_total=1024"]
+    settings += ["comm.algorithm=backend"]  # as the bare loop: what is compared is the engine, not the all-reduce
     subprocess.run(
         [*command, *(word for setting in settings for word in ("--set", setting))],
         check=True,

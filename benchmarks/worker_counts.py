@@ -2,8 +2,8 @@
 
     python -m benchmarks.worker_counts [--updates 40] [--workers 1 2 3 4]
 
-Trains the demo recipe (batch-norm, augmentation, label smoothing) on Fashion-MNIST; 16 ghost batches an update are not
-divisible by 3. Prints the largest relative difference of any update's loss to the one-worker run, and whether the
+Trains the demo recipe (batch-norm, augmentation, label smoothing) on Fashion-MNIST; its 8 ghost batches an update are
+not divisible by 3. Prints the largest relative difference of any update's loss to the one-worker run, and whether the
 augmented pictures of all ghost batches are bit-identical when dealt to that many workers.
 """
 
@@ -46,7 +46,8 @@ def picture_digests(workers: int, updates: int) -> dict[int, str]:
     digests: dict[int, str] = {}
     for worker in range(workers):
         batch_total_at = parse_stages(config.train.batch_total).at
-        steps = iterate_updates(batch_total_at, config.train.ghost_batch, len(source), updates * 1024)
+        total_samples = updates * batch_total_at(0.0)
+        steps = iterate_updates(batch_total_at, config.train.ghost_batch, len(source), total_samples)
         augmentation = Augmentation(**config.data.augment.model_dump())
         loader = GhostLoader(source, augmentation, config.data.image_size, 0, steps, worker=worker, num_workers=workers)
         for _, ghosts in loader:
