@@ -1,0 +1,200 @@
+"""The DDP hook: gradient buckets are averaged over the grid while backward continues.
+
+    state, hook = gradient_hook(grid, algorithm="torus")
+    ddp.register_comm_hook(state, hook)
+
+Why two ranks can never get out of step. DDP builds the same buckets on every rank and hands bucket i to the hook only
+after bucket i-1, whatever the order in which gradients become ready. The hook runs in one thread per rank and gives
+each bucket the next call number of the grid, so a call number means the same bucket everywhere. On Gloo the number is
+part of every message's tag: messages of different buckets cannot be mistaken for one another, however the phases of
+several buckets overlap. Nor can ranks wait in a circle: worker threads take buckets oldest first, so the oldest
+unfinished bucket is in work on every rank that has reached it, and nothing it waits for is younger than itself. On
+CUDA there are no threads: phases are enqueued on one stream in the order of the calls.
+
+Averages by the number of ranks, as plain DDP does. `no_sync`, bucket rebuilding and `find_unused_parameters` are DDP's
+own affair: the hook sees only buckets to reduce. A bucket of a kind not seen before is first checked to be the same on
+all ranks.
+"""
+
+# No `from __future__ import annotations` here: DDP checks that a hook's annotations are classes, not strings.
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch._C._distributed_c10d import GradBucket
+
+from megabatch.comm.agreement import check_agreement
+from megabatch.comm.allreduce import DEFAULT_SEGMENT_BYTES, AllReducer, make_reducer, message_text
+from megabatch.comm.auto import AutoReducer
+from megabatch.comm.calibration import Calibration
+from megabatch.comm.grid import ProcessGrid
+from megabatch.comm.worker import Workers
+from megabatch.errors import ConfigError
+
+__all__ = ["GradientHook", "gradient_hook"]
+
+Hook = Callable[["GradientHook", GradBucket], torch.futures.Future[torch.Tensor]]
+
+
+def gradient_hook(
+    grid: ProcessGrid,
+    algorithm: str = "torus",
+    *,
+    wire_dtype: torch.dtype | None = None,
+    segment_bytes: int = DEFAULT_SEGMENT_BYTES,
+    buckets_in_flight: int = 2,
+    calibration: Calibration | str | Path | None = None,
+) -> tuple["GradientHook", Hook]:
+    """State and hook for `DistributedDataParallel.register_comm_hook`; every rank must make the same.
+
+    algorithm: one of `phases`, or "auto": measured, chosen per bucket size and proven, here and now (see `auto`).
+    calibration: for "auto", measurements or their file instead of measuring the network again.
+    wire_dtype: float16 or bfloat16 on the wire. buckets_in_flight: buckets reduced at the same time on Gloo, so that
+    the row phase of one overlaps the column phase of another; the backend's own all-reduce takes one at a time.
+    """
+    return GradientHook(grid, algorithm, wire_dtype, segment_bytes, buckets_in_flight, calibration), reduce_bucket
+
+
+def reduce_bucket(state: "GradientHook", bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Average one bucket over the grid of `state`: the function DDP calls."""
+    return state.reduce(bucket)
+
+
+class GradientHook:
+    """Averages buckets in the background; makes its threads with the first bucket and ends them with `close`.
+
+    explanation: for "auto", one line per size of message saying what was chosen and why.
+    """
+
+    def __init__(
+        self,
+        grid: ProcessGrid,
+        algorithm: str,
+        wire_dtype: torch.dtype | None,
+        segment_bytes: int,
+        buckets_in_flight: int,
+        calibration: Calibration | str | Path | None = None,
+    ) -> None:
+        if buckets_in_flight < 1:
+            raise ConfigError(f"{buckets_in_flight} buckets in flight; at least 1 is needed, 2 is the default")
+        self.grid = grid
+        self.algorithm = algorithm
+        options: dict[str, Any] = {"wire_dtype": wire_dtype, "segment_bytes": segment_bytes, "calibration": calibration}
+        first = make_reducer(grid, algorithm, average=True, **options)
+        # The backend matches collectives by the order in which a rank issues them: one thread keeps it.
+        self._count = 1 if "backend" in first.algorithms else buckets_in_flight
+        self.explanation = first.explanation if isinstance(first, AutoReducer) else []
+        self._idle: queue.SimpleQueue[AllReducer | AutoReducer] = queue.SimpleQueue()
+        for index in range(self._count):
+            self._idle.put(first if index == 0 else make_reducer(grid, algorithm, average=True, **options))
+        self._workers: Workers | None = None
+        self._stream: Any = None
+        self._checked: set[str] = set()
+        self._seconds: dict[str, float] = {}
+        self._seconds_lock = threading.Lock()
+
+    def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Queue a bucket; the future holds its buffer once averaged, or raises `CommunicationError`."""
+        return self.reduce_buffer(bucket.buffer(), bucket.index(), last=bucket.is_last())
+
+    def reduce_buffer(
+        self, buffer: torch.Tensor, index: int, *, last: bool = False
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Like `reduce` for a buffer that did not come from DDP."""
+        call = self.grid.next_call()
+        kind = f"{index} {message_text(buffer)} {self.algorithm} {last}"
+        is_new = kind not in self._checked
+        self._checked.add(kind)
+
+        def work() -> None:
+            task = f"bucket {index}"
+            if is_new:
+                check_agreement(
+                    self.grid,
+                    call=call,
+                    task=task,
+                    message=message_text(buffer),
+                    digest_of=kind,
+                    device=buffer.device,
+                )
+            reducer = self._idle.get()
+            try:
+                self._add_seconds(reducer.run(buffer, task=task, call=call))
+            finally:
+                self._idle.put(reducer)
+
+        if buffer.device.type == "cpu":
+            return self._in_thread(work, buffer)
+        return self._on_stream(work, buffer, buffer.device)
+
+    def take_phase_seconds(self) -> dict[str, float]:
+        """Seconds spent in each phase since the last call, waiting included; phases of several buckets overlap."""
+        with self._seconds_lock:
+            taken, self._seconds = self._seconds, {}
+        return taken
+
+    def close(self) -> None:
+        """End the threads after what is queued; the hook cannot be used afterwards."""
+        if self._workers is not None:
+            self._workers.stop(self.grid.timeout_seconds)
+
+    def _in_thread(self, work: Callable[[], None], buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        if self._workers is None:
+            self._workers = Workers("megabatch-bucket", self._count)
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+
+        def job() -> None:
+            try:
+                work()
+            except Exception as error:
+                _set_failure(future, error)
+            else:
+                future.set_result(buffer)
+
+        self._workers.submit(job)
+        return future
+
+    def _on_stream(
+        self, work: Callable[[], None], buffer: torch.Tensor, device: torch.device
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Enqueue behind the gradients on a stream of our own; the future makes its reader's stream wait."""
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(device)
+        self._stream.wait_stream(torch.cuda.current_stream(device))
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[device])
+        with torch.cuda.stream(self._stream):
+            work()
+            future.set_result(buffer)
+        return future
+
+    def _add_seconds(self, marks: list[tuple[str, float]]) -> None:
+        with self._seconds_lock:
+            for phase, seconds in marks:
+                self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
+
+
+class _Failure:
+    """What the future of a failed bucket holds.
+
+    DDP reads the future in C++, finds no tensor, and asks for `str` of what it found to build a message of its own.
+    Raising there makes backward raise our error instead of "Unable to cast ... to Tensor" around it.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __str__(self) -> NoReturn:
+        raise self._error
+
+
+def _set_failure(future: torch.futures.Future[Any], error: Exception) -> None:
+    """Complete the future so that reading it raises `error`, in Python as well as inside DDP."""
+
+    def raise_error(_: object) -> NoReturn:
+        raise error
+
+    future._set_unwrap_func(raise_error)
+    future.set_result(_Failure(error))

@@ -1,0 +1,173 @@
+"""Runs the phases of one lane on one part of a message: posts every receive first, then phase after phase.
+
+A reduce-scatter leaves this rank with its own chunk, on which the next phase works; the matching all-gather
+widens again. So the parts of a torus nest like brackets, and one stack tells what every phase works on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from megabatch.comm.division import Division
+from megabatch.comm.grid import ProcessGrid
+from megabatch.comm.library import LIBRARY, LibraryLink
+from megabatch.comm.link import MAX_ACTIONS, Link, Scratch
+from megabatch.comm.phases import Phase
+from megabatch.comm.primitives import PRIMITIVES, own_chunk
+
+__all__ = ["Lane", "PhaseFailedError"]
+
+
+class PhaseFailedError(Exception):
+    """A phase broke; carries what is needed to explain it."""
+
+    def __init__(self, phase: str, peer: int | None, cause: Exception) -> None:
+        super().__init__(f"{phase}: {cause}")
+        self.phase = phase
+        self.peer = peer
+        self.cause = cause
+
+
+@dataclass(frozen=True, slots=True)
+class _Action:
+    """One primitive of the lane. An all-reduce by ring is two: a reduce-scatter and an all-gather."""
+
+    name: str
+    operation: str
+    primitive: Any
+    link: Link | LibraryLink
+    tag_offset: int
+    before: float
+    after: float
+
+
+class Lane:
+    """The primitives that this rank runs, in order, with their links and buffers. Used by one thread at a time.
+
+    first_action: number of the lane's first primitive within the algorithm; equal on all ranks, as all tags must be.
+    """
+
+    def __init__(
+        self,
+        grid: ProcessGrid,
+        phase_list: Sequence[Phase],
+        division_list: Sequence[Division],
+        *,
+        first_action: int,
+        segment_bytes: int,
+        own_primitives: bool,
+    ) -> None:
+        self._scratch = Scratch()
+        self._segment_bytes = segment_bytes
+        self._links: dict[tuple[int, bool], Link | LibraryLink] = {}
+        self._actions: list[_Action] = []
+        number = first_action
+        for phase, division in zip(phase_list, division_list, strict=True):
+            own = own_primitives and phase.pattern != "backend"
+            operations = _operations(phase, own=own)
+            if not phase.leaders or _is_leader(grid, phase.axis):
+                for index, operation in enumerate(operations):
+                    self._actions.append(
+                        _Action(
+                            name=phase.name(grid.shape.names),
+                            operation=operation,
+                            primitive=PRIMITIVES[operation, phase.pattern] if own else LIBRARY[operation],
+                            link=self._link(grid, phase.axis, own=own),
+                            tag_offset=(number + index) << 16,
+                            before=division.before if index == 0 else 1,
+                            # An all-reduce in two halves divides between them, where each rank owns one chunk.
+                            after=division.after if index == 0 else 1,
+                        )
+                    )
+            number += len(operations)
+        self.end_action = number
+        assert number < MAX_ACTIONS
+
+    @property
+    def first_divisor(self) -> float:
+        """What the division before the first phase divides by."""
+        return self._actions[0].before if self._actions else 1
+
+    def run(self, message: torch.Tensor, tag: int, *, divide_first: bool = True) -> list[tuple[str, float]]:
+        """Reduce `message` in place; return (phase, seconds) for each phase this rank took part in.
+
+        divide_first: whether the division before the first phase is still to be done.
+
+        Raises:
+            PhaseFailedError: a peer hung up or did not answer in time.
+        """
+        self._scratch.reset(message.dtype)
+        marks = [("", time.perf_counter())]
+        current: _Action | None = None
+        try:
+            for index, (action, run, part, result) in enumerate(self._post(message, tag)):
+                current = action
+                if action.before != 1 and (index > 0 or divide_first):
+                    part.div_(action.before)
+                next(run, None)
+                if action.after != 1:
+                    result.div_(action.after)
+                marks.append((action.name, time.perf_counter()))
+            for link in self._links.values():
+                link.flush()
+        except RuntimeError as error:
+            failed = current or self._actions[0]
+            raise PhaseFailedError(failed.name, failed.link.waiting_for, error) from error
+        return _seconds_by_phase(marks)
+
+    def _post(
+        self, message: torch.Tensor, tag: int
+    ) -> list[tuple[_Action, Generator[None, None, None], torch.Tensor, torch.Tensor]]:
+        """Start every primitive up to its `yield`; return each with the parts it works on and leaves."""
+        started = []
+        part = message
+        outer: list[torch.Tensor] = []
+        for action in self._actions:
+            if action.operation == "all_gather":
+                part = outer.pop()
+            run = action.primitive(action.link, part, tag + action.tag_offset, self._scratch, self._segment_bytes)
+            next(run)
+            result = part
+            if action.operation == "reduce_scatter":
+                result = own_chunk(part, action.link.size, action.link.position)
+                outer.append(part)
+            started.append((action, run, part, result))
+            part = result
+        return started
+
+    def _link(self, grid: ProcessGrid, axis: int, *, own: bool) -> Link | LibraryLink:
+        key = (axis, own)
+        if key not in self._links:
+            make = Link if own else LibraryLink
+            ranks, position = grid.axis_ranks(axis), grid.axis_position(axis)
+            self._links[key] = make(grid.group(axis), ranks, position, grid.timeout_seconds)
+        return self._links[key]
+
+
+def _operations(phase: Phase, *, own: bool) -> tuple[str, ...]:
+    """The primitives of a phase. The backend, where it works, does an all-reduce in one."""
+    if own and phase.operation == "all_reduce" and phase.pattern in ("ring", "direct"):
+        return ("reduce_scatter", "all_gather")
+    return (phase.operation,)
+
+
+def _is_leader(grid: ProcessGrid, axis: int) -> bool:
+    """Whether this rank is at position 0 of every axis faster than `axis`."""
+    return not any(grid.coordinates[axis + 1 :])
+
+
+def _seconds_by_phase(marks: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
+    """Differences of successive marks; the two halves of an all-reduce carry one name and are joined."""
+    joined: list[tuple[str, float]] = []
+    for (_, start), (name, end) in itertools.pairwise(marks):
+        if joined and joined[-1][0] == name:
+            joined[-1] = (name, joined[-1][1] + end - start)
+        else:
+            joined.append((name, end - start))
+    return joined

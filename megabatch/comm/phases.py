@@ -1,0 +1,257 @@
+"""Every all-reduce algorithm as plain data: a tuple of phases that can be executed, priced, simulated and
+drawn.
+
+The 2D torus is Mikami 2018 (arXiv 1811.05233, section 3): reduce-scatter along the row, all-reduce along the
+column, all-gather along the row. Worked example, grid 2x2, 8 elements, each rank starting with its own 8:
+
+    phase                share   steps   rank 0 then holds
+    row reduce-scatter   1       1       elements 0-3 summed over ranks 0 1
+    column all-reduce    1/2     2       elements 0-3 summed over ranks 0 1 2 3
+    row all-gather       1       1       elements 0-7 summed over ranks 0 1 2 3
+
+Beyond the paper: any number of axes (the middle phase is again a torus), a two-way torus whose halves cross
+the axes in opposite order at the same time, and `direct` / `exchange`, which reach every peer of an axis in a
+single hop. Steps count *dependent* messages, so 2(X-1) + 2(Y-1) for the torus; the paper quotes 2(X-1),
+leaving out the column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from megabatch.comm.shape import GridShape
+from megabatch.errors import ConfigError, nearest
+
+__all__ = [
+    "ALGORITHMS",
+    "WORLD",
+    "Operation",
+    "Pattern",
+    "Phase",
+    "Step",
+    "bytes_sent_per_rank",
+    "halving_core",
+    "num_lanes",
+    "num_steps",
+    "phases",
+    "torus_phases",
+]
+
+Operation = Literal["reduce_scatter", "all_reduce", "all_gather", "reduce", "broadcast", "exchange"]
+"""`exchange`: every rank sends its whole share to all peers of the axis and sums what arrives."""
+
+Pattern = Literal["ring", "direct", "halving", "chain", "backend"]
+"""How messages travel: to the next rank round a ring, to all peers at once, to a partner at half the former
+distance,
+along a line without return, or as the backend's own all-reduce sees fit (priced as a ring)."""
+
+WORLD = -1
+"""Axis of a phase that runs over all ranks at once, ignoring the grid."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """`count` equal steps in a row; in each, a sending rank starts `peers` transfers of `share` of the
+    message.
+
+    `distance` is how far along the axis a transfer goes (for `peers` > 1: to each of the other positions).
+    """
+
+    count: int
+    share: Fraction
+    peers: int = 1
+    distance: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One collective operation along one axis.
+
+    share: part of the whole message that a rank holds on entry (all_gather: on exit).
+    lane: phases of different lanes run at the same time; inside a lane each waits for the one before.
+    leaders: only ranks at position 0 of every faster axis take part.
+    """
+
+    operation: Operation
+    pattern: Pattern
+    axis: int
+    size: int
+    share: Fraction = Fraction(1)
+    lane: int = 0
+    leaders: bool = False
+
+    def name(self, axis_names: Sequence[str]) -> str:
+        """What people call it: "row reduce-scatter"."""
+        axis = "world" if self.axis == WORLD else axis_names[self.axis]
+        return f"{axis} {self.operation.replace('_', '-')}"
+
+    @property
+    def reduces(self) -> bool:
+        """Whether contributions of different ranks are summed here."""
+        return self.operation not in ("all_gather", "broadcast")
+
+    @property
+    def pipelined(self) -> bool:
+        """Whether k segments overlap, so that the phase lasts num_steps + k - 1 times one segment."""
+        return self.pattern == "chain"
+
+    def steps(self) -> tuple[Step, ...]:
+        """The dependent steps, runs of equal ones joined."""
+        once = 2 if self.operation == "all_reduce" else 1
+        if self.operation == "exchange":
+            return (Step(1, self.share, self.size - 1),)
+        if self.pattern == "direct":
+            return (Step(once, self.share / self.size, self.size - 1),)
+        if self.pattern == "chain":
+            return (Step(self.size - 1, self.share),)
+        if self.pattern == "halving":
+            return _halving_steps(self.size, self.share)
+        return (Step(once * (self.size - 1), self.share / self.size),)
+
+    @property
+    def num_steps(self) -> int:
+        """Messages that must follow one another: what latency is multiplied with."""
+        return sum(step.count for step in self.steps())
+
+    def sent_share(self, position: int | None = None) -> Fraction:
+        """Part of the message that the rank at `position` of the axis sends; by default, the busiest."""
+        if position is None:
+            # Position 0 heads a broadcast and folds in a halving; position 1 sends in a reduce.
+            return max(self.sent_share(0), self.sent_share(min(1, self.size - 1)))
+        if self.pattern == "chain":
+            silent = 0 if self.operation == "reduce" else self.size - 1
+            return Fraction(0) if position == silent else self.share
+        if self.pattern == "halving":
+            core, extra = halving_core(self.size)
+            if position < 2 * extra and position % 2 == 1:
+                return self.share
+            unfold = self.share if position < 2 * extra else 0
+            return 2 * self.share * Fraction(core - 1, core) + unfold
+        return sum((step.count * step.peers * step.share for step in self.steps()), Fraction(0))
+
+
+def phases(algorithm: str, shape: GridShape | Sequence[int]) -> tuple[Phase, ...]:
+    """The phases of an algorithm on a grid; axes of one rank need none, so a lone rank gets none at all."""
+    if algorithm not in ALGORITHMS:
+        known = ", ".join(ALGORITHMS)
+        hint = nearest(algorithm, ALGORITHMS)
+        raise ConfigError(f"all-reduce algorithm '{algorithm}' is unknown; choose one of {known}{hint}")
+    grid = shape if isinstance(shape, GridShape) else GridShape(tuple(shape))
+    return () if grid.num_ranks == 1 else ALGORITHMS[algorithm](grid)
+
+
+def torus_phases(
+    grid: GridShape,
+    axes: Sequence[int],
+    *,
+    pattern: Pattern = "ring",
+    share: Fraction = Fraction(1),
+    lane: int = 0,
+) -> tuple[Phase, ...]:
+    """A torus over `axes` in this order: reduce-scatter inwards, all-reduce on the last, gather outwards."""
+    *outer, last = axes
+    inwards: list[Phase] = []
+    outwards: list[Phase] = []
+    for axis in outer:
+        size = grid.sizes[axis]
+        inwards.append(Phase("reduce_scatter", pattern, axis, size, share, lane))
+        outwards.insert(0, Phase("all_gather", pattern, axis, size, share, lane))
+        share /= size
+    return (*inwards, Phase("all_reduce", pattern, last, grid.sizes[last], share, lane), *outwards)
+
+
+def num_lanes(phase_list: Sequence[Phase]) -> int:
+    """How many parts of the message travel at the same time, one per lane; parts are equal."""
+    return max((phase.lane for phase in phase_list), default=0) + 1
+
+
+def num_steps(phase_list: Sequence[Phase]) -> int:
+    """Dependent messages of the whole algorithm: the longest lane."""
+    lanes = [0] * num_lanes(phase_list)
+    for phase in phase_list:
+        lanes[phase.lane] += phase.num_steps
+    return max(lanes)
+
+
+def bytes_sent_per_rank(phase_list: Sequence[Phase], message_bytes: int) -> float:
+    """Bytes sent for one message by the busiest rank of each phase, summed; rounding of uneven parts is left
+    out.
+
+    Where all ranks do the same (everything but `hierarchical` and odd `halving_doubling`) this is what each
+    rank sends.
+    """
+    return float(sum((phase.sent_share() for phase in phase_list), Fraction(0)) * message_bytes)
+
+
+def halving_core(size: int) -> tuple[int, int]:
+    """(core, extra): the largest power of two not above `size`, and the ranks left over.
+
+    The first 2 * extra positions pair up (2i, 2i + 1): the odd one hands its data to the even one and waits
+    for the result, as in Rabenseifner's algorithm for other than powers of two.
+    """
+    core = 1 << (size.bit_length() - 1)
+    return core, size - core
+
+
+def _halving_steps(size: int, share: Fraction) -> tuple[Step, ...]:
+    core, extra = halving_core(size)
+    halvings = [Step(1, share / (core // distance), distance=distance) for distance in _halvings(core)]
+    fold = [Step(1, share)] if extra else []
+    return (*fold, *halvings, *reversed(halvings), *fold)
+
+
+def _halvings(core: int) -> list[int]:
+    return [core >> depth for depth in range(1, core.bit_length())]
+
+
+def _fast_axes_first(grid: GridShape) -> list[int]:
+    return [axis for axis in reversed(range(len(grid.sizes))) if grid.sizes[axis] > 1]
+
+
+def _flat(pattern: Pattern) -> Callable[[GridShape], tuple[Phase, ...]]:
+    return lambda grid: (Phase("all_reduce", pattern, WORLD, grid.num_ranks),)
+
+
+def _torus(pattern: Pattern) -> Callable[[GridShape], tuple[Phase, ...]]:
+    return lambda grid: torus_phases(grid, _fast_axes_first(grid), pattern=pattern)
+
+
+def _two_way_torus(grid: GridShape) -> tuple[Phase, ...]:
+    """One lane per axis, each starting on another axis, so that every axis is busy all the time."""
+    axes = _fast_axes_first(grid)
+    lanes: list[Phase] = []
+    for lane in range(len(axes)):
+        order = axes[lane:] + axes[:lane]
+        lanes += torus_phases(grid, order, share=Fraction(1, len(axes)), lane=lane)
+    return tuple(lanes)
+
+
+def _hierarchical(grid: GridShape) -> tuple[Phase, ...]:
+    """Reduce to a leader on each faster axis, all-reduce the leaders, broadcast (Jia 2018, 1807.11205)."""
+    *outer, last = _fast_axes_first(grid)
+    inwards = [Phase("reduce", "chain", axis, grid.sizes[axis], leaders=depth > 0) for depth, axis in enumerate(outer)]
+    outwards = [
+        Phase("broadcast", "chain", phase.axis, phase.size, leaders=phase.leaders) for phase in reversed(inwards)
+    ]
+    middle = Phase("all_reduce", "ring", last, grid.sizes[last], leaders=bool(outer))
+    return (*inwards, middle, *outwards)
+
+
+def _exchange(grid: GridShape) -> tuple[Phase, ...]:
+    return tuple(Phase("exchange", "direct", axis, grid.sizes[axis]) for axis in _fast_axes_first(grid))
+
+
+ALGORITHMS: dict[str, Callable[[GridShape], tuple[Phase, ...]]] = {
+    "ring": _flat("ring"),
+    "halving_doubling": _flat("halving"),
+    "hierarchical": _hierarchical,
+    "torus": _torus("ring"),
+    "two_way_torus": _two_way_torus,
+    "direct": _torus("direct"),
+    "exchange": _exchange,
+    "backend": _flat("backend"),
+}
+"""Name -> phases on a grid. `backend` is torch.distributed's own all-reduce, the one plain DDP uses."""

@@ -1,0 +1,190 @@
+"""Every algorithm on every grid against a float64 sum: different data on each rank, odd lengths, all float types."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from megabatch.comm import allreduce
+from megabatch.comm.allreduce import AllReducer, all_reduce
+from megabatch.comm.grid import ProcessGrid
+from megabatch.comm.phases import ALGORITHMS, WORLD, Phase, phases
+from megabatch.comm.shape import GridShape, parse_grid
+from megabatch.errors import ConfigError
+from tests.ranks import run_ranks
+
+LENGTHS = (0, 1, 7, 1009, 6000)
+OTHER_DTYPES = (torch.float64, torch.float16, torch.bfloat16)
+
+
+def _data(rank: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+    """Different on every rank and position, and not symmetric under exchange of ranks."""
+    generator = torch.Generator().manual_seed(1000 * rank + numel)
+    return (torch.randn(numel, generator=generator, dtype=torch.float64) * (rank + 1) + rank).to(dtype)
+
+
+def _is_sum(result: torch.Tensor, num_ranks: int, divisor: int = 1) -> bool:
+    """Whether `result` is the sum of all ranks' data: each of n additions may be off by half a unit of the total."""
+    terms = torch.stack([_data(rank, result.numel(), result.dtype).double() for rank in range(num_ranks)])
+    exact = terms.sum(dim=0) / divisor
+    bound = num_ranks * torch.finfo(result.dtype).eps * terms.abs().sum(dim=0) / divisor
+    return bool(((result.double() - exact).abs() <= bound).all())
+
+
+def _bits(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(tensor.view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def _cases() -> Iterator[tuple[str, int, torch.dtype, bool]]:
+    for algorithm in ALGORITHMS:
+        yield from ((algorithm, numel, torch.float32, False) for numel in LENGTHS)
+        yield from ((algorithm, numel, dtype, False) for dtype in OTHER_DTYPES for numel in (1, 1009))
+        yield from ((algorithm, 1009, dtype, True) for dtype in (torch.float32, *OTHER_DTYPES))
+
+
+def _reduce_everything(rank: int, shapes: list[str]) -> tuple[list[Any], list[str]]:
+    wrong: list[Any] = []
+    bits: list[str] = []
+    for shape in shapes:
+        grid = ProcessGrid.build(shape, timeout_seconds=20)
+        _reduce_on(grid, wrong, bits)
+    return wrong, bits
+
+
+def _reduce_on(grid: ProcessGrid, wrong: list[Any], bits: list[str]) -> None:
+    rank, shape = grid.rank, grid.shape.text
+    for algorithm, numel, dtype, average in _cases():
+        tensor = _data(rank, numel, dtype)
+        all_reduce(tensor, grid, algorithm, average=average)
+        if not _is_sum(tensor, grid.world_size, grid.world_size if average else 1):
+            wrong.append((shape, algorithm, numel, dtype, average))
+        bits.append(_bits(tensor))
+    # In pieces of eight elements, and again: the same bits.
+    for algorithm in ALGORITHMS:
+        tensors = [_data(rank, 6000, torch.float32) for _ in range(3)]
+        for tensor, segment_bytes in zip(tensors, (32, 32, 2**20), strict=True):
+            AllReducer(grid, algorithm, segment_bytes=segment_bytes).run(tensor)
+        if not (torch.equal(tensors[0], tensors[1]) and torch.equal(tensors[0], tensors[2])):
+            wrong.append((shape, algorithm, "segments"))
+
+
+@pytest.mark.parametrize("shapes", [["1x3", "3x1"], ["2x2"], ["2x3", "3x1x2"]])
+def test_every_algorithm_is_a_sum_and_all_ranks_agree_bit_for_bit(shapes: list[str]) -> None:
+    answers = run_ranks(parse_grid(shapes[0]).num_ranks, _reduce_everything, shapes)
+    for wrong, bits in answers:
+        assert wrong == []
+        assert bits == answers[0][1]
+
+
+def _mutant_phases(kind: str) -> Any:
+    """Broken algorithms: one that does nothing, one that skips an axis, one that forgets to gather."""
+
+    def broken(algorithm: str, shape: GridShape) -> tuple[Phase, ...]:
+        good = phases(algorithm, shape)
+        if kind == "no-op":
+            return ()
+        if kind == "forgot the column":
+            row = good[0]
+            return (Phase("all_reduce", "ring", row.axis, row.size),)
+        return good[:-1]
+
+    return broken
+
+
+def _run_mutants(rank: int) -> dict[str, bool]:
+    grid = ProcessGrid.build("2x2", timeout_seconds=20)
+    passes = {}
+    for kind in ("no-op", "forgot the column", "forgot to gather"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(allreduce, "phases", _mutant_phases(kind))
+            tensor = _data(rank, 1009, torch.float32)
+            AllReducer(grid).run(tensor)
+            passes[kind] = _is_sum(tensor, 4)
+    return passes
+
+
+def test_the_comparison_finds_broken_algorithms() -> None:
+    for passes in run_ranks(4, _run_mutants):
+        assert passes == {"no-op": False, "forgot the column": False, "forgot to gather": False}
+
+
+def _half_on_the_wire(rank: int) -> list[Any]:
+    grid = ProcessGrid.build("2x3", timeout_seconds=20)
+    results: list[Any] = []
+    for algorithm in ALGORITHMS:
+        for wire_dtype in (torch.float16, torch.bfloat16):
+            tensor = _data(rank, 1009, torch.float32)
+            all_reduce(tensor, grid, algorithm, average=True, wire_dtype=wire_dtype)
+            terms = torch.stack([_data(other, 1009, torch.float32).double() for other in range(6)])
+            # Rounding to the wire, two divisions, six sums: ten roundings of half a unit each, with one to spare.
+            bound = 5.5 * torch.finfo(wire_dtype).eps * terms.abs().mean(dim=0)
+            close = bool(((tensor.double() - terms.mean(dim=0)).abs() <= bound + 1e-6).all())
+            results.append((algorithm, wire_dtype, close, _bits(tensor)))
+        # Where the world is crossed at once, half the division comes after the sum, which leaves less room.
+        value = 20000.0 if phases(algorithm, grid.shape)[0].axis == WORLD else 60000.0
+        large = torch.full((5,), value)
+        all_reduce(large, grid, algorithm, average=True, wire_dtype=torch.float16)
+        results.append((algorithm, "large", bool(((large - value).abs() <= value * 2**-8).all()), _bits(large)))
+    # Dividing before rounding to the wire: 100000 does not fit float16, a sixth of it does.
+    beyond = torch.full((5,), 100000.0 if rank == 0 else 0.0)
+    all_reduce(beyond, grid, "torus", average=True, wire_dtype=torch.float16)
+    results.append(("torus", "beyond", bool(((beyond - 100000 / 6).abs() <= 20).all()), _bits(beyond)))
+    return results
+
+
+def test_half_precision_on_the_wire_averages_without_overflow() -> None:
+    answers = run_ranks(6, _half_on_the_wire)
+    assert [entry for entry in answers[0] if not entry[2]] == []
+    assert all(answer == answers[0] for answer in answers)
+
+
+def _edges(rank: int) -> dict[str, Any]:
+    grid = ProcessGrid.build("1x2", timeout_seconds=20)
+    facts: dict[str, Any] = {}
+    matrix = torch.full((3, 4), rank + 1.0, requires_grad=True)
+    all_reduce(matrix, grid)
+    facts["matrix"] = bool((matrix == 3).all())
+    reducer = AllReducer(grid, "torus")
+    facts["phases"] = [(name, seconds >= 0) for name, seconds in reducer.run(torch.ones(8))]
+    for name, tensor in {
+        "strided": torch.ones(4, 6)[:, ::2],
+        "integer": torch.ones(4, dtype=torch.int64),
+    }.items():
+        try:
+            all_reduce(tensor, grid)
+        except ConfigError as error:
+            facts[name] = str(error)
+    for name, options in {"segment": {"segment_bytes": 0}, "wire": {"wire_dtype": torch.int8}}.items():
+        try:
+            AllReducer(grid, "torus", **options)  # type: ignore[arg-type]
+        except ConfigError as error:
+            facts[name] = str(error)
+    many = [torch.full((100,), float(rank + call)) for call in range(600)]  # more calls than tags tell apart
+    for tensor in many:
+        all_reduce(tensor, grid, "exchange")
+    facts["many"] = all((tensor == 2 * call + 1).all() for call, tensor in enumerate(many))
+    return facts
+
+
+def test_edges() -> None:
+    for facts in run_ranks(2, _edges):
+        assert facts["matrix"]
+        assert facts["many"]
+        assert facts["phases"] == [("row all-reduce", True)]
+        assert facts["strided"] == (
+            "a tensor of shape (4, 3) and strides (6, 2) is not contiguous, and the sum is made in place; "
+            "reduce tensor.contiguous() and copy it back"
+        )
+        assert "torch.int64 cannot be reduced; give float16" in facts["integer"]
+        assert "segment of 0 bytes" in facts["segment"]
+        assert "wire type torch.int8; choose float16" in facts["wire"]
+
+
+def test_the_bound_of_the_comparison_is_tight_enough_to_notice_one_missing_rank() -> None:
+    total = torch.stack([_data(rank, 1009, torch.float32) for rank in range(6)]).sum(dim=0)
+    assert _is_sum(total, 6)
+    assert not _is_sum(total - _data(0, 1009, torch.float32), 6)
