@@ -44,9 +44,8 @@ def main() -> None:
         print(json.dumps({"median_seconds": medians, "runs": options.runs, "torch_free": clean}))
         return
     for name, values in times.items():
-        print(
-            f"{name:<16} median {statistics.median(values):.3f} s [{min(values):.3f} - {max(values):.3f}], n = {len(values)}"
-        )
+        spread = f"[{min(values):.3f} - {max(values):.3f}], n = {len(values)}"
+        print(f"{name:<16} median {statistics.median(values):.3f} s {spread}")
     print(f"at most {TARGET_SECONDS} s wanted for --help")
     for name, free in clean.items():
         print(f"import {name:<26} {'without torch' if free else 'LOADS TORCH'}")

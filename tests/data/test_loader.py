@@ -135,14 +135,15 @@ class Breaking(PictureArray):
 
 def test_an_unreadable_picture_reaches_the_consumer_after_the_good_ghosts() -> None:
     one = loader(of=Breaking(after=3 * GHOST + 1))
-    good = []
-    try:
-        with pytest.raises(DataError, match="cannot be decoded"):
-            for _, ghosts in one:
-                for ghost in ghosts:
-                    good.append(ghost.number)
-    finally:
-        one.close()
+    good: list[int] = []
+
+    def consume() -> None:
+        for _, ghosts in one:
+            good.extend(ghost.number for ghost in ghosts)
+
+    with pytest.raises(DataError, match="cannot be decoded"):
+        consume()
+    one.close()
     assert good == [0, 1, 2]
 
 

@@ -71,5 +71,5 @@ def test_nobody_can_change_the_order_for_others() -> None:
 def test_a_stream_is_the_epochs_laid_end_to_end(num_samples: int, start: int, count: int) -> None:
     long = [(epoch, sample) for epoch in range(180 // num_samples + 1) for sample in epoch_order(5, epoch, num_samples)]
     epochs, samples = stream(5, num_samples, start, count)
-    assert (epochs.dtype, samples.dtype) == (np.int64, np.int64)
+    assert epochs.dtype == samples.dtype == np.int64
     assert list(zip(epochs.tolist(), samples.tolist(), strict=True)) == long[start : start + count]
