@@ -18,7 +18,10 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
     except TyperException as error:
-        _fail(f"{error}; `megabatch --help` and `megabatch VERB --help` show what is possible")
+        if not str(error):
+            sys.exit(2)  # a bare command: its help has been shown
+        what = error.format_message().rstrip(".")
+        _fail(f"{what}; `megabatch --help` and `megabatch VERB --help` show what is possible")
     except MegabatchError as error:
         if "--debug" in sys.argv:
             traceback.print_exc()

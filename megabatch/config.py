@@ -12,7 +12,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from megabatch.schedule.batch import parse_stages
-from megabatch.schedule.pieces import Scheduled
+from megabatch.schedule.pieces import Scheduled, value_at
 
 __all__ = [
     "AugmentConfig",
@@ -129,6 +129,8 @@ class OptimizerConfig(Section):
             ends = [piece.until_epoch for piece in pieces]
             if not ends or sorted(set(ends)) != ends:
                 raise ValueError(f"the pieces of optimizer.{name} must have rising until_epoch values, given {ends}")
+        if self.nesterov and value_at(self.momentum, 0.0) == 0.0:
+            raise ValueError("optimizer.nesterov needs optimizer.momentum above 0 from the start; set one or the other")
         return self
 
 
@@ -181,8 +183,8 @@ class CommConfig(Section):
     ] = "backend"
     wire: Literal["fp32", "fp16", "bf16"] = "fp32"
     backend: Literal["auto", "gloo", "nccl"] = "auto"
-    bucket_mb: Annotated[float, Field(gt=0)] = 25.0
-    timeout_seconds: Annotated[float, Field(gt=0)] = 600.0
+    bucket_mb: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 25.0
+    timeout_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
     max_restarts: Annotated[int, Field(ge=0)] = 3
 
 

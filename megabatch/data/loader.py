@@ -86,10 +86,11 @@ class GhostLoader:
 
     def _get(self) -> object:
         while True:
+            was_alive = self._thread.is_alive()  # asked before the wait: it may put its last item and end during it
             try:
                 item = self._queue.get(timeout=1.0)
             except queue.Empty:
-                assert self._thread.is_alive(), "the loader's thread ended without a word"
+                assert was_alive, "the loader's thread ended without a word"
                 continue
             if isinstance(item, BaseException):
                 raise item

@@ -109,6 +109,8 @@ class GhostStatistics:
     def untouched(self) -> Iterator[None]:
         """Within this block a forward pass leaves the model's buffers as they were."""
         saved = [b.clone() for b in (*self._buffers, *self._counters)]
-        yield
-        for buffer, values in zip((*self._buffers, *self._counters), saved, strict=True):
-            buffer.copy_(values)
+        try:
+            yield
+        finally:
+            for buffer, values in zip((*self._buffers, *self._counters), saved, strict=True):
+                buffer.copy_(values)

@@ -122,9 +122,7 @@ def _from_function(name: str, module_name: str, function_name: str, sizes: dict[
         hint = nearest(function_name, vars(module))
         raise ConfigError(f"model {name!r}: module {module_name} has no function {function_name!r}{hint}")
     if not callable(function):
-        raise ConfigError(
-            f"model {name!r} is of type {type(function).__name__}; it must be a function or a class"
-        )
+        raise ConfigError(f"model {name!r} is of type {type(function).__name__}; it must be a function or a class")
     if not _accepts(function, sizes):
         raise ConfigError(f"model {name!r} cannot be called with num_classes= and in_channels= alone")
     try:
@@ -140,9 +138,7 @@ def _import(module_name: str, name: str, remedy: str) -> Any:
     except Exception as error:  # importing runs foreign code, which may raise anything
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and f"{module_name}.".startswith(f"{missing}."):
-            raise ConfigError(
-                f"model {name!r} needs the module {missing}, which is not installed; {remedy}"
-            ) from error
+            raise ConfigError(f"model {name!r} needs the module {missing}, which is not installed; {remedy}") from error
         raise ConfigError(f"model {name!r}: importing {module_name} raised {_one_line(error)}") from error
 
 

@@ -160,9 +160,7 @@ def check_zero_gamma(policy: str) -> None:
     """Raise a ConfigError unless `policy` is one of `ZeroGamma`."""
     known = get_args(ZeroGamma)
     if policy not in known:
-        raise ConfigError(
-            f"zero_gamma is {policy!r}; it must be one of {', '.join(known)}{nearest(policy, known)}"
-        )
+        raise ConfigError(f"zero_gamma is {policy!r}; it must be one of {', '.join(known)}{nearest(policy, known)}")
 
 
 def residual_norms(model: nn.Module, policy: ZeroGamma = "every_block") -> dict[str, nn.BatchNorm2d]:
@@ -204,34 +202,24 @@ def initialise(model: nn.Module, zero_gamma: ZeroGamma) -> None:
 
 def resnet18(num_classes: int = 1000, in_channels: int = 3, zero_gamma: ZeroGamma = "every_block") -> ResNet:
     """ResNet-18: basic blocks (2, 2, 2, 2), 11.7 M parameters."""
-    return ResNet(
-        BasicBlock, (2, 2, 2, 2), num_classes=num_classes, in_channels=in_channels, zero_gamma=zero_gamma
-    )
+    return ResNet(BasicBlock, (2, 2, 2, 2), num_classes=num_classes, in_channels=in_channels, zero_gamma=zero_gamma)
 
 
 def resnet34(num_classes: int = 1000, in_channels: int = 3, zero_gamma: ZeroGamma = "every_block") -> ResNet:
     """ResNet-34: basic blocks (3, 4, 6, 3), 21.8 M parameters."""
-    return ResNet(
-        BasicBlock, (3, 4, 6, 3), num_classes=num_classes, in_channels=in_channels, zero_gamma=zero_gamma
-    )
+    return ResNet(BasicBlock, (3, 4, 6, 3), num_classes=num_classes, in_channels=in_channels, zero_gamma=zero_gamma)
 
 
 def resnet50(num_classes: int = 1000, in_channels: int = 3, zero_gamma: ZeroGamma = "every_block") -> ResNet:
     """ResNet-50: bottlenecks (3, 4, 6, 3), 25.6 M parameters."""
-    return ResNet(
-        Bottleneck, (3, 4, 6, 3), num_classes=num_classes, in_channels=in_channels, zero_gamma=zero_gamma
-    )
+    return ResNet(Bottleneck, (3, 4, 6, 3), num_classes=num_classes, in_channels=in_channels, zero_gamma=zero_gamma)
 
 
 def resnet101(num_classes: int = 1000, in_channels: int = 3, zero_gamma: ZeroGamma = "every_block") -> ResNet:
     """ResNet-101: bottlenecks (3, 4, 23, 3), 44.5 M parameters."""
-    return ResNet(
-        Bottleneck, (3, 4, 23, 3), num_classes=num_classes, in_channels=in_channels, zero_gamma=zero_gamma
-    )
+    return ResNet(Bottleneck, (3, 4, 23, 3), num_classes=num_classes, in_channels=in_channels, zero_gamma=zero_gamma)
 
 
 def resnet152(num_classes: int = 1000, in_channels: int = 3, zero_gamma: ZeroGamma = "every_block") -> ResNet:
     """ResNet-152: bottlenecks (3, 8, 36, 3), 60.2 M parameters."""
-    return ResNet(
-        Bottleneck, (3, 8, 36, 3), num_classes=num_classes, in_channels=in_channels, zero_gamma=zero_gamma
-    )
+    return ResNet(Bottleneck, (3, 8, 36, 3), num_classes=num_classes, in_channels=in_channels, zero_gamma=zero_gamma)

@@ -56,6 +56,7 @@ def config_from_toml(text: str, source: str) -> Config:
 
 
 def _read_with_base(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+    path = path.resolve()
     if path in seen:
         raise ConfigError(f"recipe '{path.name}' builds on itself through `base`; break the circle")
     try:
@@ -122,10 +123,13 @@ def _one_line(error: ValidationError, source: str) -> str:
 
     def key_path(complaint: Any) -> list[str]:
         # Besides keys and positions pydantic lists the branch of a union it tried, such as `tuple[Piece, ...]`.
-        return [str(part) for part in complaint["loc"] if str(part).isidentifier() or isinstance(part, int)]
+        *path, last = complaint["loc"]
+        known = [str(part) for part in path if isinstance(part, int) or _is_key(part)]
+        is_key = complaint["type"] in ("extra_forbidden", "missing") or isinstance(last, int) or _is_key(last)
+        return [*known, str(last)] if is_key else known
 
     first = max(error.errors(), key=lambda one: (one["type"] == "extra_forbidden", len(key_path(one))))
-    names = [name for name in key_path(first) if name not in _UNION_BRANCHES]
+    names = key_path(first)
     where = ".".join(names)
     if first["type"] == "extra_forbidden":
         known = _known_keys(names[:-1])
@@ -138,7 +142,8 @@ def _one_line(error: ValidationError, source: str) -> str:
     return f"'{where}' = {first['input']!r} in {source} cannot be used: {first['msg'][0].lower()}{first['msg'][1:]}"
 
 
-_UNION_BRANCHES = ("int", "float", "str", "tuple")
+def _is_key(part: object) -> bool:
+    return str(part).isidentifier() and part not in ("int", "float", "str", "tuple")
 
 
 def _known_keys(path: list[str]) -> list[str]:

@@ -6,8 +6,8 @@
     tensorboard/        the same rows for TensorBoard
 
 A row of `metrics.jsonl` describes the run after an update: `update` counts from 1, `samples` are the pictures seen,
-`epoch` is samples / pictures in an epoch, `wall_seconds` is the time since the first update, evaluations and checkpoints
-included. Rows of updates after which the model was evaluated also carry `val_*`.
+`epoch` is samples / pictures in an epoch, `wall_seconds` is the time since the first update, evaluations and
+checkpoints included. Rows of updates after which the model was evaluated also carry `val_*`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ class MetricsLog:
     def __init__(self, path: Path, keep_bytes: int = 0) -> None:
         path.touch()
         self._file = open(path, "r+b")  # noqa: SIM115 - held open for the whole run, closed by `close`
-        self._file.truncate(min(keep_bytes, path.stat().st_size))
+        kept = self._file.read(keep_bytes)
+        # After a power failure the file may be shorter than the cursor and end in half a row.
+        self._file.truncate(kept.rfind(b"\n") + 1)
         self._file.seek(0, os.SEEK_END)
 
     @property

@@ -13,6 +13,8 @@ after its epoch.
 
 from __future__ import annotations
 
+import math
+import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -60,7 +62,7 @@ def parse_stages(text: int | str) -> BatchStages:
             ) from None
     epochs = tuple(epoch for epoch, _ in stages)
     totals = tuple(total for _, total in stages)
-    if not stages or epochs[0] != 0 or any(b <= a for a, b in pairwise(epochs)):
+    if not stages or epochs[0] != 0 or not all(a < b for a, b in pairwise(epochs)):
         raise ConfigError(
             f'batch_total "{text}" must begin at epoch 0 and rise from stage to stage, for example "0:1024 30:2048"'
         )
@@ -112,7 +114,7 @@ def iterate_updates(
 def count_updates(stages: BatchStages, ghost_batch: int, samples_per_epoch: int, total_samples: int) -> int:
     """How many updates the whole run makes, without walking through them one by one."""
     samples = updates = 0
-    bounds = [*(epoch * samples_per_epoch for epoch in stages.from_epochs[1:]), float("inf")]
+    bounds = [*(_first_sample(epoch, samples_per_epoch) for epoch in stages.from_epochs[1:]), total_samples]
     for total, bound in zip(stages.batch_totals, bounds, strict=True):
         usable = (total_samples - samples) // ghost_batch * ghost_batch
         if usable <= 0:
@@ -120,10 +122,22 @@ def count_updates(stages: BatchStages, ghost_batch: int, samples_per_epoch: int,
         if bound >= samples + usable:
             return updates + -(-usable // total)
         # A stage lasts until the first update that starts at or after the next stage's epoch.
-        in_stage = max(0, -int(-(bound - samples) // total))
+        in_stage = max(0, -(-(bound - samples) // total))
         updates += in_stage
         samples += in_stage * total
     return updates
+
+
+def _first_sample(epoch: float, samples_per_epoch: int) -> int:
+    """The first stream position at or after `epoch`, decided by the same division as in `iterate_updates`."""
+    if not math.isfinite(epoch):
+        return sys.maxsize
+    position = round(epoch * samples_per_epoch)
+    while position / samples_per_epoch >= epoch:
+        position -= 1
+    while position / samples_per_epoch < epoch:
+        position += 1
+    return position
 
 
 def deal(num_ghosts: int, num_workers: int, worker: int) -> range:

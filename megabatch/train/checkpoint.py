@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ def save_checkpoint(folder: Path, state: State, update: int, keep: int, *, best:
     _link(folder / "last", path.name)
     if best:
         _link(folder / "best", path.name)
-    _drop_old(folder, keep)
+    _drop_old(folder, keep, path)
     return path
 
 
@@ -69,7 +70,13 @@ def newest_whole(folder: Path, say: Callable[[str], None]) -> bytes | None:
 
 def decode(data: bytes, where: str) -> State:
     """The state in the bytes of a checkpoint; nothing but tensors and plain values is ever unpickled."""
-    state: State = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    try:
+        state: State = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(
+            f"the checkpoint in '{where}' is not one of megabatch's ({reason}); give another"
+        ) from None
     if state.get("format") != FORMAT:
         raise CheckpointError(
             f"the checkpoint in '{where}' has format {state.get('format')}, this version reads {FORMAT}; "
@@ -122,9 +129,12 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _drop_old(folder: Path, keep: int) -> None:
+def _drop_old(folder: Path, keep: int, newest: Path) -> None:
     best = (folder / "best").resolve() if (folder / "best").exists() else None
-    for path in sorted(folder.glob("step-*.pt"))[:-keep]:
+    paths = sorted(folder.glob("step-*.pt"))
+    # What is newer than the checkpoint just written was passed over as damaged when the run was resumed.
+    current = [path for path in paths if path <= newest]
+    for path in [*current[:-keep], *paths[len(current) :]]:
         if path.resolve() != best:
             path.unlink()
             _checksum_path(path).unlink(missing_ok=True)

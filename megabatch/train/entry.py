@@ -52,7 +52,7 @@ def train_here(request: TrainRequest, environ: Mapping[str, str]) -> int:
     config = load_config(request.recipe, list(request.overrides))
     if request.resume and request.output is None:
         raise CheckpointError("--resume needs to know which run to go on with; add --output RUN_FOLDER")
-    world = read_world(environ)
+    world = read_world(environ, alone=request.workers is not None)
     if world is None:
         return _start_workers(request, config)
     if request.workers not in (None, world.size):
@@ -79,7 +79,9 @@ def _be_a_worker(request: TrainRequest, config: Config, world: World, environ: M
     if LAUNCHED_VARIABLE in environ:
         end_with_parent()
         if error_was_left(environ):
-            return 2  # an earlier attempt met a mistake that trying again does not mend
+            # An earlier attempt met a mistake that trying again does not mend. Success ends the attempts; the launcher
+            # then tells the mistake.
+            return 0
     try:
         return _join_and_train(request, config, world)
     except CommunicationError as error:

@@ -27,7 +27,11 @@ _FREE_ON_RESUME = (
     "train.max_updates",
     "train.threads_per_worker",
     "checkpoint.",
-    "comm.",
+    "comm.algorithm",
+    "comm.backend",
+    "comm.bucket_mb",
+    "comm.max_restarts",
+    "comm.timeout_seconds",
     "data.path",
     "promise.",
 )
@@ -47,7 +51,11 @@ def config_of_run(folder: Path) -> Config:
     path = folder / "config.toml"
     if not path.is_file():
         raise CheckpointError(f"'{folder}' is not a run folder (it has no config.toml); give the folder of a run")
-    return config_from_toml(path.read_text(encoding="utf-8"), source=f"'{path}'")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"'{path}' cannot be read ({error}); the run folder is damaged") from None
+    return config_from_toml(text, source=f"'{path}'")
 
 
 def check_output(folder: Path, config: Config, resume: bool) -> None:
@@ -90,6 +98,7 @@ def hold(folder: Path, config: Config, resume: bool) -> Iterator[None]:
             folder.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
             _lock(descriptor, folder)
+            check_output(folder, config, resume)  # again: another run may have come and gone during the wait
             write_atomically(folder / "config.toml", config.to_toml())
             (folder / "summary.json").unlink(missing_ok=True)  # it spoke of an earlier end of the run
         except OSError as error:

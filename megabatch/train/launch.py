@@ -89,9 +89,12 @@ def leave_error(message: str, environ: Mapping[str, str]) -> bool:
     path = environ.get(ERROR_FILE_VARIABLE)
     if path is None:
         return False
+    beside = Path(f"{path}.{os.getpid()}")
     try:
-        with open(path, "x", encoding="utf-8") as file:  # the first worker to find an error is the one to tell
-            file.write(message)
+        beside.write_text(message, encoding="utf-8")
+        os.link(beside, path)  # whole or not at all; the first worker to find an error is the one to tell
     except OSError:
         pass
+    finally:
+        beside.unlink(missing_ok=True)
     return True

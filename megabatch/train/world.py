@@ -48,8 +48,10 @@ class World:
         return self.rank == 0
 
 
-def read_world(environ: Mapping[str, str]) -> World | None:
+def read_world(environ: Mapping[str, str], alone: bool = False) -> World | None:
     """The world a launcher has put this process in, or None when no launcher was involved.
+
+    `alone` says that the user wants local workers, also inside an allocation of many tasks.
 
     Raises:
         LaunchError: when a launcher left traces but not enough to join its world.
@@ -58,11 +60,13 @@ def read_world(environ: Mapping[str, str]) -> World | None:
         return _from_torchrun(environ)
     if "OMPI_COMM_WORLD_SIZE" in environ or "OMPI_COMM_WORLD_RANK" in environ:
         return _from_mpi(environ, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
-    if "SLURM_STEP_ID" in environ and "SLURM_PROCID" in environ:
+    # mpirun of MPICH and Intel starts its helpers through srun, whose variables the workers inherit; only mpirun sets
+    # MPI_LOCALRANKID, whereas `srun --mpi=pmi2` sets PMI_RANK alone.
+    if "SLURM_STEP_ID" in environ and "SLURM_PROCID" in environ and "MPI_LOCALRANKID" not in environ:
         return _from_slurm(environ)
     if "PMI_RANK" in environ or "PMI_SIZE" in environ:
         return _from_mpi(environ, "PMI_RANK", "PMI_SIZE")
-    if int(environ.get("SLURM_NTASKS", "1") or 1) > 1:
+    if not alone and environ.get("SLURM_NTASKS") and _integer(environ, "SLURM_NTASKS", "Slurm") > 1:
         raise LaunchError(
             f"this process stands in a Slurm allocation of {environ['SLURM_NTASKS']} tasks but was not started as one "
             "of them; put `srun` before the command, or say --workers N to start local workers here"
@@ -145,8 +149,9 @@ def _from_slurm(environ: Mapping[str, str]) -> World:
 def _from_mpi(environ: Mapping[str, str], rank_name: str, size_name: str) -> World:
     name = "mpirun"
     size = _integer(environ, size_name, name)
-    local_size = _integer(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", name, _integer(environ, "MPI_LOCALNRANKS", name, 0))
-    local_rank = _integer(environ, "OMPI_COMM_WORLD_LOCAL_RANK", name, _integer(environ, "MPI_LOCALRANKID", name, 0))
+    openmpi = rank_name.startswith("OMPI")
+    local_size = _integer(environ, "OMPI_COMM_WORLD_LOCAL_SIZE" if openmpi else "MPI_LOCALNRANKS", name)
+    local_rank = _integer(environ, "OMPI_COMM_WORLD_LOCAL_RANK" if openmpi else "MPI_LOCALRANKID", name)
     host = environ.get("MASTER_ADDR") or ("127.0.0.1" if local_size == size else None)
     if host is None:
         raise LaunchError(
@@ -159,7 +164,7 @@ def _from_mpi(environ: Mapping[str, str], rank_name: str, size_name: str) -> Wor
             rank=_integer(environ, rank_name, name),
             size=size,
             local_rank=local_rank,
-            local_size=local_size or 1,
+            local_size=local_size,
             launcher="mpirun",
             meeting_host=host,
             meeting_port=_port(environ, job),

@@ -121,9 +121,7 @@ def test_timm_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pip install megabatch[timm]" in _message("timm:resnet50")
 
 
-def test_timm_that_does_not_load_is_not_called_missing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_timm_that_does_not_load_is_not_called_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "timm.py").write_text("import module_that_timm_needs\n")
     monkeypatch.delitem(sys.modules, "timm", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -136,9 +134,7 @@ def test_timm_unknown_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", FakeTimm())
     message = _message("timm:resnet5O")
     assert "'resnet5O' (RuntimeError: Unknown model (resnet5O)); did you mean 'resnet50'?" in message
-    assert "did you mean" not in _message(
-        "timm:resnet50.a1_in1k"
-    )  # a known name that fails for another reason
+    assert "did you mean" not in _message("timm:resnet50.a1_in1k")  # a known name that fails for another reason
 
 
 # package.module:function
@@ -220,9 +216,7 @@ def test_what_can_be_wrong_with_a_function(name: str, part: str) -> None:
 @pytest.mark.usefixtures("user_module")
 def test_policy_without_effect_warns_or_is_refused() -> None:
     name = "registry_user.nets:Net"
-    with pytest.warns(
-        UserWarning, match="zero_gamma='every_block' has no effect on 'registry_user.nets:Net'"
-    ):
+    with pytest.warns(UserWarning, match="zero_gamma='every_block' has no effect on 'registry_user.nets:Net'"):
         build_model(name, num_classes=5, in_channels=4)
     assert "set zero_gamma to 'none'" in _message(name, zero_gamma="last_block_of_stage")
     with warnings.catch_warnings():

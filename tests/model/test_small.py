@@ -96,9 +96,7 @@ def _recompute(state: Mapping[str, Tensor], x: Tensor, *, depth: int, stem_strid
 
 
 @pytest.mark.parametrize(("constructor", "depth", "stem_stride"), [(resnet8, 1, 2), (resnet20, 3, 1)])
-def test_forward_equals_functional_recomputation(
-    constructor: Constructor, depth: int, stem_stride: int
-) -> None:
+def test_forward_equals_functional_recomputation(constructor: Constructor, depth: int, stem_stride: int) -> None:
     generator = torch.Generator().manual_seed(4)
     model = constructor(num_classes=6, in_channels=2, width=5).double().eval()
     with torch.no_grad():

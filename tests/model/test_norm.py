@@ -1,0 +1,232 @@
+"""Batch-norm statistics: one, two and three workers agree with each other and with a float64 oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from megabatch.model.norm import GhostStatistics
+from megabatch.schedule.batch import deal
+from tests.ranks import run_ranks
+
+Array = NDArray[np.float64]
+
+GHOSTS = (4, 1, 5, 2, 3)  # of each update: more and fewer than workers, never a multiple of three in all
+SKIPPED = 2  # the update whose gradient is pretended not to be finite
+PAUSE = 3  # updates before the checkpoint
+SHARES = (1.0, 0.1)
+
+
+def ghost(update: int, index: int) -> Array:
+    """Pictures [6, 2, 3, 3] of unlike mean and spread in every ghost batch and channel."""
+    numbers = np.random.default_rng([update, index])
+    scale = np.array([1.0 + index, 0.1 + update]).reshape(1, 2, 1, 1)
+    pixels: Array = numbers.normal(size=(6, 2, 3, 3)) * scale + 10.0 * update - 3.0 * index
+    return pixels
+
+
+class TwoNorms(nn.Module):
+    """Norms whose inputs a few lines of numpy can follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = nn.BatchNorm2d(2)
+        self.untracked = nn.BatchNorm2d(2, track_running_stats=False)
+        self.pooled = nn.BatchNorm1d(2)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        out: Tensor = self.untracked(self.plain(pictures)).sum() + self.pooled(pictures.square().amax(dim=(2, 3))).sum()
+        return out
+
+
+def oracle(newest_share: float, num_updates: int = len(GHOSTS)) -> Array:
+    """Mean and variance of both norms by the definition at the head of the module."""
+    running = np.array([0, 0, 1, 1, 0, 0, 1, 1], dtype=np.float64)
+    for update, num_ghosts in enumerate(GHOSTS[:num_updates]):
+        if update == SKIPPED:
+            continue
+        average = np.zeros(8)
+        for index in range(num_ghosts):
+            pixels = ghost(update, index)
+            pooled = (pixels**2).max(axis=(2, 3))
+            flat = pixels.transpose(1, 0, 2, 3).reshape(2, -1)
+            found = [flat.mean(1), flat.var(1, ddof=1), pooled.mean(0), pooled.var(0, ddof=1)]
+            average += np.concatenate(found) / num_ghosts
+        running = (1 - newest_share) * running + newest_share * average
+    return running
+
+
+def train(model: nn.Module, statistics: GhostStatistics, first: int, last: int) -> None:
+    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    for update in range(first, last):
+        num_ghosts = GHOSTS[update]
+        mine = deal(num_ghosts, size, rank)
+        for index in mine:
+            model(torch.from_numpy(ghost(update, index)).to(next(model.parameters()).dtype))
+            statistics.after_ghost(1.0 / num_ghosts)
+        if not mine:
+            with statistics.untouched():
+                model(torch.full((6, 2, 3, 3), 1e6, dtype=next(model.parameters()).dtype))
+        if update == SKIPPED:
+            statistics.forget_update()
+        else:
+            statistics.after_update()
+
+
+def buffers(model: TwoNorms) -> Array:
+    norms = (model.plain, model.pooled)
+    found = [buffer for norm in norms for buffer in (norm.running_mean, norm.running_var)]
+    return torch.cat([buffer for buffer in found if buffer is not None]).double().numpy().copy()
+
+
+def run(rank: int, given: dict[float, tuple[Array, int]] | None, dtype: torch.dtype = torch.float64) -> dict[str, Any]:
+    """All that one world does: train whole, with a pause, from its own checkpoint and from the checkpoint given."""
+    found: dict[str, Any] = {}
+    for share in SHARES:
+        model = TwoNorms().to(dtype)
+        statistics = GhostStatistics(model, share)
+        statistics.publish()
+        found[f"initial {share}"] = buffers(model)
+        train(model, statistics, 0, PAUSE)
+        state = statistics.state()
+        assert isinstance(state["running"], Tensor)
+        found[f"state {share}"] = (state["running"].numpy().copy(), state["updates"])
+        train(model, statistics, PAUSE, len(GHOSTS))
+        statistics.publish()
+        found[f"final {share}"] = buffers(model)
+        found[f"counters {share}"] = [int(c) for n, c in model.named_buffers() if n.endswith("tracked")]
+
+        checkpoints = {"resumed": found[f"state {share}"]} | ({"moved": given[share]} if given else {})
+        for name, (running, updates) in checkpoints.items():
+            model = TwoNorms().to(dtype)
+            statistics = GhostStatistics(model, share)
+            statistics.load({"running": torch.from_numpy(running), "updates": updates})
+            train(model, statistics, PAUSE, len(GHOSTS))
+            statistics.publish()
+            found[f"{name} {share}"] = buffers(model)
+    return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other on a busy machine make these tiny tensors a hundred times slower."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def worlds(one_thread: None) -> dict[str, list[dict[str, Any]]]:
+    """What every worker of every world found; each world also continues the checkpoint of another one."""
+    alone = run(0, None)
+    one = run_ranks(1, run, None)
+    two = run_ranks(2, run, _checkpoints(alone))
+    three = run_ranks(3, run, _checkpoints(two[1]))
+    return {"alone": [alone, run(0, _checkpoints(three[2]))], "one": one, "two": two, "three": three}
+
+
+def _checkpoints(found: dict[str, Any]) -> dict[float, tuple[Array, int]]:
+    return {share: found[f"state {share}"] for share in SHARES}
+
+
+def close(found: Array, expected: Array) -> None:
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_every_world_finds_what_the_oracle_finds(worlds: dict[str, list[dict[str, Any]]], share: float) -> None:
+    for workers in worlds.values():
+        for found in workers:
+            close(found[f"state {share}"][0], oracle(share, PAUSE))
+            close(found[f"final {share}"], oracle(share))
+            assert found[f"state {share}"][1] == PAUSE - 1
+            assert found[f"counters {share}"] == [len(GHOSTS) - 1] * 2
+            np.testing.assert_array_equal(found[f"initial {share}"], [0, 0, 1, 1, 0, 0, 1, 1])
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_every_worker_of_a_world_ends_with_identical_statistics(
+    worlds: dict[str, list[dict[str, Any]]], share: float
+) -> None:
+    for name in ("two", "three"):
+        for found in worlds[name][1:]:
+            for key in (f"final {share}", f"resumed {share}", f"moved {share}"):
+                np.testing.assert_array_equal(found[key], worlds[name][0][key])
+            np.testing.assert_array_equal(found[f"state {share}"][0], worlds[name][0][f"state {share}"][0])
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_a_resumed_run_is_bit_for_bit_the_run_that_went_on(
+    worlds: dict[str, list[dict[str, Any]]], share: float
+) -> None:
+    for workers in worlds.values():
+        for found in workers:
+            np.testing.assert_array_equal(found[f"resumed {share}"], found[f"final {share}"])
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_a_checkpoint_continues_on_another_number_of_workers(
+    worlds: dict[str, list[dict[str, Any]]], share: float
+) -> None:
+    for found in (*worlds["two"], *worlds["three"], worlds["alone"][1]):
+        close(found[f"moved {share}"], oracle(share))
+
+
+def test_without_a_moving_average_only_the_last_update_counts(worlds: dict[str, list[dict[str, Any]]]) -> None:
+    """Said once more without the oracle's loop: update 4 has three ghost batches."""
+    pixels = [ghost(4, index).transpose(1, 0, 2, 3).reshape(2, -1) for index in range(3)]
+    close(worlds["three"][0]["final 1.0"][:2], np.mean([p.mean(1) for p in pixels], axis=0))
+    close(worlds["three"][0]["final 1.0"][2:4], np.mean([p.var(1, ddof=1) for p in pixels], axis=0))
+
+
+def test_a_float32_model_publishes_the_oracle_up_to_its_own_rounding() -> None:
+    found = run(0, None, torch.float32)
+    for share in SHARES:
+        np.testing.assert_allclose(found[f"final {share}"], oracle(share), rtol=1e-5)
+        assert found[f"state {share}"][0].dtype == np.float64
+
+
+def test_untouched_leaves_buffers_and_counters_alone() -> None:
+    model = TwoNorms()
+    statistics = GhostStatistics(model, 0.1)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with statistics.untouched():
+        model(torch.full((6, 2, 3, 3), 5.0))
+        assert not torch.equal(before["plain.running_mean"], model.state_dict()["plain.running_mean"])
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_untouched_also_holds_when_the_forward_pass_fails() -> None:
+    model = TwoNorms()
+    statistics = GhostStatistics(model, 0.1)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def fail() -> None:
+        with statistics.untouched():
+            model(torch.full((6, 2, 3, 3), 5.0))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_a_model_without_norms_has_nothing_to_do() -> None:
+    model = nn.Linear(2, 2)
+    statistics = GhostStatistics(model, 0.1)
+    statistics.after_ghost(0.5)
+    statistics.forget_update()
+    statistics.after_update()
+    statistics.publish()
+    state = statistics.state()
+    again = GhostStatistics(model, 0.1)
+    again.load(state)
+    assert again.state()["updates"] == 1

@@ -1,0 +1,168 @@
+"""Settings: typed, frozen, unknown keys refused, values that cannot work refused, written and read back equal."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any, get_args
+
+import pytest
+from pydantic import ValidationError
+
+from megabatch.comm.phases import ALGORITHMS
+from megabatch.config import CommConfig, Config, TrainConfig, differences
+from megabatch.errors import ConfigError
+from megabatch.schedule.pieces import Piece
+
+PROMISE = {"paper": "none", "hardware": "any", "time": "soon", "accuracy": "some"}
+
+
+def config(**sections: Any) -> Config:
+    return Config.model_validate({"promise": PROMISE, **sections})
+
+
+def complaint(**sections: Any) -> str:
+    with pytest.raises((ValidationError, ConfigError)) as caught:
+        config(**sections)
+    return str(caught.value)
+
+
+def test_a_config_cannot_be_changed() -> None:
+    made = config()
+    with pytest.raises(ValidationError, match="frozen"):
+        made.train = TrainConfig()
+    with pytest.raises(ValidationError, match="frozen"):
+        made.train.epochs = 3
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"trian": {}},
+        {"train": {"epoch": 3}},
+        {"data": {"augment": {"flop": True}}},
+        {"optimizer": {"learning_rate": [{"until_epoch": 1, "start": 0.1, "finish": 3}]}},
+    ],
+)
+def test_unknown_keys_are_refused_at_every_depth(sections: dict[str, Any]) -> None:
+    assert "Extra inputs are not permitted" in complaint(**sections)
+
+
+def test_a_promise_is_required() -> None:
+    with pytest.raises(ValidationError, match="promise"):
+        Config.model_validate({})
+
+
+BAD_VALUES: list[tuple[str, str, Any]] = [
+    ("train", "epochs", 0),
+    ("train", "epochs", float("inf")),
+    ("train", "epochs", float("nan")),
+    ("train", "seed", -1),
+    ("train", "seed", 2**63),
+    ("train", "ghost_batch", 1),
+    ("train", "batch_total", 0),
+    ("train", "batch_total", "many"),
+    ("train", "batch_total", "5:1024"),
+    ("train", "batch_total", "0:1024 nan:2048"),
+    ("train", "label_smoothing", 1.0),
+    ("train", "label_smoothing", float("nan")),
+    ("train", "precision", "fp8"),
+    ("train", "evaluate_every_epochs", -1),
+    ("train", "max_updates", -1),
+    ("norm", "newest_share", 0),
+    ("norm", "newest_share", 1.5),
+    ("data", "image_size", 7),
+    ("data", "std", [0.0]),
+    ("data", "mean", []),
+    ("checkpoint", "keep", 1),
+    ("checkpoint", "every_epochs", float("inf")),
+    ("comm", "backend", "mpi"),
+    ("comm", "algorithm", "tree"),
+    ("comm", "wire", "fp8"),
+    ("comm", "bucket_mb", 0),
+    ("comm", "bucket_mb", float("inf")),
+    ("comm", "timeout_seconds", 0),
+    ("comm", "timeout_seconds", float("inf")),
+    ("comm", "max_restarts", -1),
+    ("optimizer", "learning_rate", -0.1),
+    ("optimizer", "learning_rate", float("nan")),
+    ("optimizer", "learning_rate", []),
+    ("optimizer", "name", "adam"),
+]
+
+
+@pytest.mark.parametrize(("section", "key", "value"), BAD_VALUES, ids=[f"{s}.{k}={v}" for s, k, v in BAD_VALUES])
+def test_a_value_that_cannot_work_is_refused(section: str, key: str, value: Any) -> None:
+    assert complaint(**{section: {key: value}})
+
+
+@pytest.mark.parametrize(("batch_total", "fit"), [(1000, "960, 1024"), (65, "64, 128"), (10, "64, 128")])
+def test_a_batch_must_be_whole_ghosts_and_the_nearest_are_named(batch_total: int, fit: str) -> None:
+    said = complaint(train={"batch_total": batch_total, "ghost_batch": 64})
+    assert f"train.batch_total {batch_total} is not a multiple of train.ghost_batch 64" in said
+    assert f"nearest that fit: {fit}" in said
+
+
+def test_every_stage_of_a_batch_must_be_whole_ghosts() -> None:
+    assert "2000 is not a multiple" in complaint(train={"batch_total": "0:1024 2:2000", "ghost_batch": 32})
+    assert config(train={"batch_total": "0:1024 2:2048", "ghost_batch": 32}).train.batch_total == "0:1024 2:2048"
+
+
+def test_pieces_must_rise() -> None:
+    pieces = [{"until_epoch": 2, "start": 0.1}, {"until_epoch": 2, "start": 0.2}]
+    assert "rising until_epoch" in complaint(optimizer={"momentum": pieces})
+    assert "rising until_epoch" in complaint(optimizer={"weight_decay": pieces[::-1] + pieces[:1]})
+
+
+def test_mean_and_std_pair_up() -> None:
+    assert "give as many of each" in complaint(data={"mean": [0.5], "std": [0.5, 0.5]})
+
+
+def test_every_algorithm_there_is_can_be_chosen_and_no_other() -> None:
+    """The settings know the algorithms by name only: they stand below the code that has them."""
+    assert set(get_args(CommConfig.model_fields["algorithm"].annotation)) == {"backend", *ALGORITHMS}
+
+
+def test_nesterov_needs_momentum() -> None:
+    """torch refuses Nesterov without momentum when the optimiser is built, which is far too late to be told."""
+    assert "nesterov" in complaint(optimizer={"nesterov": True, "momentum": 0.0})
+
+
+def rich_config() -> Config:
+    return config(
+        data={"source": "folder", "path": 'a "strange" path \\ with everything', "mean": [0.5], "std": [0.25]},
+        model={"name": "resnet8", "width": 12},
+        train={"batch_total": "0:1024 2.5:2048", "ghost_batch": 64, "epochs": 4.5, "seed": 2**63 - 1},
+        optimizer={
+            "learning_rate": [
+                {"until_epoch": 1, "shape": "linear", "start": 0.05, "end": 0.8},
+                {"until_epoch": 3, "start": 0.8},
+                {"until_epoch": 4.5, "shape": "polynomial", "start": 0.8, "end": 0.0, "power": 2},
+            ]
+        },
+    )
+
+
+def test_toml_reads_back_equal() -> None:
+    for original in (config(), rich_config()):
+        again = Config.model_validate(tomllib.loads(original.to_toml()))
+        assert again == original
+        assert again.to_toml() == original.to_toml()
+    assert rich_config().optimizer.learning_rate[1] == Piece(until_epoch=3, start=0.8)  # type: ignore[index]
+
+
+def test_differences_are_dotted_names_with_both_values() -> None:
+    one = rich_config()
+    assert differences(one, one) == {}
+    other = one.model_copy(
+        update={
+            "model": one.model.model_copy(update={"width": None}),
+            "train": one.train.model_copy(update={"seed": 3}),
+            "optimizer": one.optimizer.model_copy(update={"learning_rate": 0.1}),
+        }
+    )
+    found = differences(one, other)
+    assert list(found) == ["model.width", "optimizer.learning_rate", "train.seed"]
+    assert found["model.width"] == (12, None)
+    assert found["train.seed"] == (2**63 - 1, 3)
+    assert found["optimizer.learning_rate"][1] == 0.1
+    assert differences(other, one)["train.seed"] == (3, 2**63 - 1)

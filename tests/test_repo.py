@@ -1,0 +1,307 @@
+"""The repository holds to its own rules: size of files, direction of imports, mirrored tests, commands that exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.exceptions import TyperException
+
+import megabatch
+from megabatch.cli import app
+from megabatch.recipes import load_config, recipe_names
+
+ROOT = Path(__file__).parents[1]
+MAX_LINES = 400
+NOT_OURS = {
+    ".git",
+    ".hypothesis",
+    ".mypy_cache",
+    ".pytest_cache",
+    ".ruff_cache",
+    "__pycache__",
+    "build",
+    "dist",
+    "runs",
+}
+
+# Who may import whom, besides itself:
+# errors <- schedule <- config <- recipes, comm, optim, model, data, report <- train <- cli.
+# `report` and `plan` stay light enough for any laptop; `plan` prices the phases that `comm` executes.
+BELOW = {"errors", "schedule", "config"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "schedule": {"errors"},
+    "config": {"errors", "schedule"},
+    "recipes": BELOW,
+    "comm": BELOW,
+    "optim": BELOW,
+    "model": BELOW,
+    "data": BELOW,
+    "report": {"errors"},
+    "plan": {"errors", "comm.phases", "comm.shape"},
+    "train": BELOW | {"recipes", "comm", "optim", "model", "data", "report"},
+    "cli": BELOW | {"recipes", "comm", "optim", "model", "data", "report", "plan", "train"},
+    "__main__": {"cli", "errors"},
+}
+
+TORCH_FREE = (
+    *("megabatch", "megabatch.recipes", "megabatch.cli", "megabatch.report.record"),
+    *("megabatch.comm.phases", "megabatch.comm.shape"),
+    # A mistake in a recipe, a folder or a launcher's variables is told without the seconds that torch takes to load.
+    *("megabatch.train.entry", "megabatch.train.folder", "megabatch.train.world"),
+)
+
+WHOLE_RUNS = "only whole runs show what it does: tests/system"
+WITHOUT_A_TEST_FILE = {
+    "megabatch/__main__.py": "every test in tests/test_cli.py runs it",
+    "megabatch/train/build.py": WHOLE_RUNS,
+    "megabatch/train/engine.py": WHOLE_RUNS,
+    "megabatch/train/entry.py": WHOLE_RUNS,
+    "megabatch/train/environment.py": WHOLE_RUNS,
+    "megabatch/train/evaluate_run.py": WHOLE_RUNS,
+    "megabatch/train/snapshot.py": WHOLE_RUNS,
+    "megabatch/train/step.py": WHOLE_RUNS,
+}
+WITHOUT_A_SOURCE_FILE = {
+    "tests/test_repo.py": "it is about the repository",
+    "tests/test_ranks.py": "its source is tests/ranks.py",
+}
+
+
+@cache
+def files(*folders: str) -> tuple[Path, ...]:
+    """The repository's own files, relative to its root."""
+
+    def walk(folder: Path) -> Iterator[Path]:
+        for path in sorted(folder.iterdir()):
+            if path.name in NOT_OURS or path.name.startswith(".venv") or path.name.endswith(".egg-info"):
+                continue
+            if path.is_dir():
+                yield from walk(path)
+            elif path.is_file():
+                yield path.relative_to(ROOT)
+
+    starts = [ROOT / folder for folder in folders] or [ROOT]
+    return tuple(path for start in starts if start.is_dir() for path in walk(start))
+
+
+def python_files(*folders: str) -> list[Path]:
+    return [path for path in files(*folders) if path.suffix == ".py"]
+
+
+def test_no_file_is_too_long() -> None:
+    counts = {
+        str(path): len((ROOT / path).read_text(encoding="utf-8").splitlines())
+        for path in python_files("megabatch", "tests", "benchmarks", "examples")
+    }
+    assert {path: count for path, count in counts.items() if count > MAX_LINES} == {}
+    assert len(counts) > 50
+
+
+def imports_in(source: str, module: str) -> set[str]:
+    """The modules of this package that a source imports, wherever in it: `comm.shape`, `errors`, ..."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = module.split(".")[: -node.level] if node.level else []
+            origin = ".".join([*above, node.module] if node.module else above)
+            # `from megabatch.comm import shape` may name a module or something in one: both spellings count.
+            is_package = (ROOT / origin.replace(".", "/")).is_dir()
+            found |= {f"{origin}.{alias.name}" for alias in node.names} if is_package else {origin}
+    return {name.removeprefix("megabatch.") for name in found if name.startswith("megabatch.")}
+
+
+def forbidden(module: str, imported: set[str]) -> set[str]:
+    area = module.split(".")[0]
+    allowed = MAY_IMPORT[area] | {area}
+    return {name for name in imported if not any(name == one or name.startswith(f"{one}.") for one in allowed)}
+
+
+def module_name(path: Path) -> str:
+    return ".".join(part for part in path.with_suffix("").parts[1:] if part != "__init__")
+
+
+def test_imports_go_one_way() -> None:
+    wrong = {}
+    for path in python_files("megabatch"):
+        if path == Path("megabatch/__init__.py"):
+            continue  # hands out names of all areas on demand
+        source = (ROOT / path).read_text(encoding="utf-8")
+        full_name = ".".join(path.with_suffix("").parts)
+        if bad := forbidden(module_name(path), imports_in(source, full_name)):
+            wrong[str(path)] = bad
+    assert wrong == {}
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "bad"),
+    [
+        ("report.record", "from megabatch.config import Config", {"config"}),
+        ("report.record", "from megabatch import config", {"config"}),
+        ("model.norm", "def f():\n    import megabatch.comm.grid", {"comm.grid"}),
+        ("comm.grid", "from ..train import world", {"train.world"}),
+        ("comm.grid", "from .shape import GridShape\nfrom ..errors import GridError", set()),
+        ("schedule.batch", "from megabatch.config import Config", {"config"}),
+        ("plan.cost", "from megabatch.comm.phases import x\nfrom megabatch.comm.grid import y", {"comm.grid"}),
+        ("plan.cost", "from megabatch.comm import shape, phases", set()),
+        ("train.engine", "from megabatch.cli import app", {"cli"}),
+        ("data.loader", "from megabatch.schedule.batch import deal\nimport torch", set()),
+    ],
+)
+def test_a_wrong_import_is_seen(module: str, source: str, bad: set[str]) -> None:
+    assert forbidden(module, imports_in(source, f"megabatch.{module}")) == bad
+
+
+def test_what_must_start_at_once_does_not_load_torch() -> None:
+    code = f"""
+import importlib, sys
+for name in {TORCH_FREE!r}:
+    importlib.import_module(name)
+    assert "torch" not in sys.modules, name + " imports torch"
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_one_version_everywhere() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["version"] == megabatch.__version__
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = re.search(r"^#+ .*?(\d+\.\d+\.\d+)", changelog, re.MULTILINE)
+    assert newest is not None, "CHANGELOG.md has no heading with a version"
+    assert newest[1] == megabatch.__version__
+
+
+def mirror_of(source: Path) -> Path:
+    """megabatch/x/y.py -> tests/x/test_y.py; a package's own file is tested under the package's name."""
+    inside = source.parent.parts[1:] if source.parts[0] == "megabatch" else ("_".join(source.parent.parts),)
+    name = source.parent.name if source.name == "__init__.py" else source.stem.strip("_")
+    return Path("tests", *inside, f"test_{name}.py")
+
+
+def has_code(path: Path) -> bool:
+    return bool((ROOT / path).read_text(encoding="utf-8").strip())
+
+
+def test_every_source_file_has_its_test_file() -> None:
+    sources = {path for path in python_files("megabatch") if has_code(path)}
+    missing = {str(path) for path in sources if not (ROOT / mirror_of(path)).is_file()}
+    assert missing == WITHOUT_A_TEST_FILE.keys()  # an exception that is no longer needed is one too many
+
+
+def test_every_test_file_has_its_source_file() -> None:
+    """tests/system, where many processes and hosts play together, mirrors nothing."""
+    mirrored = {mirror_of(path) for path in python_files("megabatch", "benchmarks") if has_code(path)}
+    tests = {path for path in python_files("tests") if path.name.startswith("test_") and path.parts[1] != "system"}
+    assert {str(path) for path in tests - mirrored} == WITHOUT_A_SOURCE_FILE.keys()
+
+
+def commands_in(text: str) -> list[str]:
+    """The shell commands in the fenced blocks of a Markdown text, continued lines joined."""
+    found = []
+    for language, block in re.findall(r"^```(\w*)[^\n]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        if language in ("", "bash", "sh", "shell", "console"):
+            joined = block.replace("\\\n", " ")
+            found += [line.strip().removeprefix("$ ") for line in joined.splitlines()]
+    return [line for line in found if re.search(r"(^|[\s/])(megabatch|make)\s", f"{line} ")]
+
+
+def check_command(line: str) -> bool:
+    """Whether the line runs `megabatch` or `make` at all; raises when it does and asks for what does not exist."""
+    ran = False
+    for part in re.split(r"&&|\|\||;|\||>", line.partition(" #")[0]):
+        words = shlex.split(part)
+        names = [Path(word).name for word in words]
+        if names[:1] == ["make"]:
+            check_make(words[1:])
+            ran = True
+        elif "megabatch" in names and ("install" not in words):
+            check_megabatch(words[names.index("megabatch") + 1 :])
+            ran = True
+    return ran
+
+
+def check_megabatch(words: list[str]) -> None:
+    command: Any = typer.main.get_command(app)
+    while hasattr(command, "commands") and words and not words[0].startswith("-"):
+        assert words[0] in command.commands, f"megabatch has no verb '{words[0]}'"
+        command, words = command.commands[words[0]], words[1:]
+    if words != ["--help"] and not hasattr(command, "commands"):
+        command.make_context(command.name, list(words))  # parses and checks, runs nothing
+
+
+def check_make(words: list[str]) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for word in words:
+        name, equals, _ = word.partition("=")
+        pattern = rf"^{re.escape(name)}\s*[?:]?=" if equals else rf"^{re.escape(name)}\s*:(?!=)"
+        assert word.startswith("-") or re.search(pattern, makefile, re.MULTILINE), f"make knows no '{word}'"
+
+
+def test_the_commands_of_the_readme_exist() -> None:
+    commands = commands_in((ROOT / "README.md").read_text(encoding="utf-8"))
+    if not commands:
+        pytest.skip("README.md has no fenced megabatch or make command yet")
+    for line in commands:
+        check_command(line)
+    assert any(check_command(line) for line in commands)
+
+
+def test_the_commands_of_the_makefile_and_of_the_recipes_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    lines = re.findall(r"\$\(BIN\)/megabatch [^;\\\n]*", makefile)
+    values = dict(re.findall(r"^(\w+) \?= (\S+)$", makefile, re.MULTILINE))
+    assert lines
+    for line in lines:
+        assert check_command(re.sub(r"\$\((\w+)\)", lambda match: values.get(match[1], "x"), line))
+    for name in recipe_names():
+        if command := load_config(name).promise.command:
+            assert check_command(command)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(
+            "megabatch trian demo",
+            "megabatch train demo --worker 3",
+            "megabatch train",
+            "python -m megabatch data fetch x",
+        ),
+        *("torchrun --nproc-per-node 4 -m megabatch train demo --nope 1", "make dmeo", "make demo NOBODY=3"),
+        *("cd x && megabatch recipes demo demo", ".venv/bin/megabatch evaluate"),
+    ],
+)
+def test_a_command_that_does_not_exist_is_seen(line: str) -> None:
+    assert commands_in(f"text\n```bash\n$ {line}\n```\n") == [line]
+    with pytest.raises((AssertionError, TyperException)):
+        check_command(line)
+
+
+def test_no_file_speaks_of_the_machine_it_was_written_on() -> None:
+    places = tuple("/" + name + "/" for name in ("work", "root"))
+    found = []
+    for path in files():
+        content = (ROOT / path).read_bytes()
+        found += [f"{path}: {place}" for place in places if place.encode() in content]
+    assert found == []
+
+
+def test_sources_are_ascii() -> None:
+    suffixes = {".py", ".toml", ".c", ".txt", ""}
+    assert [str(path) for path in files() if path.suffix in suffixes and not (ROOT / path).read_bytes().isascii()] == []

@@ -1,0 +1,247 @@
+"""Checkpoints: whole or passed over and named, two copies while one is replaced, no code run."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from megabatch.errors import CheckpointError
+from megabatch.report import record
+from megabatch.train import checkpoint
+from megabatch.train.checkpoint import FORMAT, check_fits, decode, newest_whole, read_checkpoint, save_checkpoint
+
+
+def state(number: int) -> dict[str, Any]:
+    return {"model": {"w": torch.full((3,), float(number))}, "run": {"updates": number, "name": "x", "rate": 0.5}}
+
+
+def save(folder: Path, *numbers: int, keep: int = 3, best: bool = False) -> None:
+    for number in numbers:
+        save_checkpoint(folder, state(number), number, keep, best=best)
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder))
+
+
+def steps(folder: Path) -> list[int]:
+    return [int(path.stem.removeprefix("step-")) for path in sorted(folder.glob("step-*.pt"))]
+
+
+def newest(folder: Path) -> tuple[int | None, list[str]]:
+    said: list[str] = []
+    data = newest_whole(folder, said.append)
+    assert all("\n" not in line for line in said)
+    return (None if data is None else decode(data, "here")["run"]["updates"]), said
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_what_is_saved_is_read_with_its_checksum_beside_it(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path / "deep" / "checkpoints", state(7), 7, keep=3)
+    assert path.name == "step-00000007.pt"
+    assert files(path.parent) == ["last", "step-00000007.pt", "step-00000007.pt.sha256"]
+    assert (path.parent / "step-00000007.pt.sha256").read_text() == hashlib.sha256(path.read_bytes()).hexdigest() + "\n"
+    for name in (path, path.parent / "last"):
+        found = read_checkpoint(name)
+        assert found["format"] == FORMAT
+        assert found["run"] == state(7)["run"]
+        assert torch.equal(found["model"]["w"], state(7)["model"]["w"])
+
+
+def test_torch_reads_it_with_weights_only(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    found = torch.load(tmp_path / "last", weights_only=True)
+    assert set(found) == {"format", "model", "run"}
+
+
+def test_links_are_relative_so_that_a_run_folder_can_be_moved(tmp_path: Path) -> None:
+    save(tmp_path / "a", 1, best=True)
+    (tmp_path / "a").rename(tmp_path / "b")
+    for link in ("last", "best"):
+        assert read_checkpoint(tmp_path / "b" / link)["run"]["updates"] == 1
+
+
+def test_the_newest_few_and_the_best_are_kept(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    save(tmp_path, 2, best=True)
+    save(tmp_path, 3, 4, 5, 6, keep=2)
+    assert steps(tmp_path) == [2, 5, 6]
+    assert read_checkpoint(tmp_path / "best")["run"]["updates"] == 2
+    assert read_checkpoint(tmp_path / "last")["run"]["updates"] == 6
+    save(tmp_path, 7, keep=2, best=True)
+    assert steps(tmp_path) == [6, 7]
+    assert sorted(tmp_path.glob("*.sha256")) == [tmp_path / f"step-0000000{n}.pt.sha256" for n in (6, 7)]
+
+
+def test_the_newest_is_the_one_after_most_updates(tmp_path: Path) -> None:
+    save(tmp_path, 9, 10, 99_999_999)
+    assert newest(tmp_path) == (99_999_999, [])
+
+
+def test_no_checkpoint_is_none(tmp_path: Path) -> None:
+    assert newest(tmp_path) == (None, [])
+    assert newest(tmp_path / "not there") == (None, [])
+
+
+def test_a_damaged_newest_is_named_and_the_one_before_is_used(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2, 3)
+    damage(tmp_path / "step-00000003.pt")
+    found, said = newest(tmp_path)
+    assert found == 2
+    assert len(said) == 1
+    assert "step-00000003.pt' is damaged" in said[0]
+    with pytest.raises(CheckpointError, match="damaged"):
+        read_checkpoint(tmp_path / "last")
+
+
+@pytest.mark.parametrize("how", ["truncated", "empty", "no checksum", "wrong checksum", "binary checksum"])
+def test_every_kind_of_damage_is_passed_over(tmp_path: Path, how: str) -> None:
+    save(tmp_path, 1, 2)
+    data, checksum = tmp_path / "step-00000002.pt", tmp_path / "step-00000002.pt.sha256"
+    if how == "truncated":
+        data.write_bytes(data.read_bytes()[:-1])
+    elif how == "empty":
+        data.write_bytes(b"")
+    elif how == "no checksum":
+        checksum.unlink()
+    elif how == "wrong checksum":
+        checksum.write_text("0" * 64)
+    else:
+        checksum.write_bytes(b"\xff" * 64)
+    found, said = newest(tmp_path)
+    assert found == 1
+    assert len(said) == 1
+    assert "step-00000002.pt" in said[0]
+
+
+def test_when_none_is_whole_the_run_is_not_quietly_started_anew(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2)
+    for path in tmp_path.glob("step-*.pt"):
+        damage(path)
+    said: list[str] = []
+    with pytest.raises(CheckpointError, match="none of the 2 checkpoints") as caught:
+        newest_whole(tmp_path, said.append)
+    assert "\n" not in str(caught.value)
+    assert len(said) == 2
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("victim", [".pt.sha256", ".pt"])
+def test_a_kill_at_any_file_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str) -> None:
+    """Killed while writing the checksum, or after it and before the data is in place."""
+    save(tmp_path, 1)
+
+    def kill_at(path: Path, content: bytes | str) -> None:
+        if path.name.endswith(victim):
+            (path.parent / f".{path.name}.123.part").write_bytes(b"half")
+            raise Killed
+        record.write_atomically(path, content)
+
+    monkeypatch.setattr(checkpoint, "write_atomically", kill_at)
+    with pytest.raises(Killed):
+        save(tmp_path, 2)
+    monkeypatch.undo()
+    assert newest(tmp_path) == (1, [])
+    assert read_checkpoint(tmp_path / "last")["run"]["updates"] == 1
+    # The next checkpoint clears away what was left.
+    save(tmp_path, 3)
+    assert newest(tmp_path) == (3, [])
+    left = ["last", *(f"step-0000000{n}.pt{end}" for n in (1, 3) for end in ("", ".sha256"))]
+    assert files(tmp_path) == sorted(left)
+
+
+def test_a_kill_while_a_step_is_written_again_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 1, 2)
+
+    def kill_at(path: Path, content: bytes | str) -> None:
+        if path.name.endswith(".pt"):
+            raise Killed
+        record.write_atomically(path, content)
+
+    monkeypatch.setattr(checkpoint, "write_atomically", kill_at)
+    with pytest.raises(Killed):
+        save_checkpoint(tmp_path, state(20), 2, 3)
+    found, said = newest(tmp_path)
+    assert found == 1
+    assert len(said) == 1
+
+
+def test_damaged_later_steps_do_not_push_out_the_whole_ones(tmp_path: Path) -> None:
+    """A run resumed from step 1 because 20 and 30 are damaged must keep what it writes from then on."""
+    save(tmp_path, 1, 20, 30)
+    for number in (20, 30):
+        damage(tmp_path / f"step-{number:08d}.pt")
+    assert newest(tmp_path)[0] == 1
+    for number in (2, 3, 4):
+        save(tmp_path, number, keep=2)
+        assert newest(tmp_path)[0] == number
+        assert read_checkpoint(tmp_path / "last")["run"]["updates"] == number
+    damage(tmp_path / "step-00000004.pt")
+    assert newest(tmp_path)[0] == 3  # two whole copies, as was asked for
+
+
+def test_another_format_is_one_line(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, {**state(1), "format": FORMAT + 1}, 1, 3)
+    with pytest.raises(CheckpointError, match=f"has format {FORMAT + 1}, this version reads {FORMAT}") as caught:
+        read_checkpoint(path)
+    assert "\n" not in str(caught.value)
+
+
+class Exploit:
+    def __init__(self, victim: Path) -> None:
+        self.victim = victim
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.mkdir, (str(self.victim),))
+
+
+def test_code_in_a_checkpoint_is_never_run(tmp_path: Path) -> None:
+    victim = tmp_path / "executed"
+    path = tmp_path / "step-00000001.pt"
+    torch.save({"format": FORMAT, "model": Exploit(victim)}, path)
+    data = path.read_bytes()
+    (tmp_path / "step-00000001.pt.sha256").write_text(hashlib.sha256(data).hexdigest())
+    with pytest.raises(CheckpointError) as caught:
+        read_checkpoint(path)
+    assert "\n" not in str(caught.value)
+    assert not victim.exists()
+
+
+MODEL = {"w": torch.zeros(3, 2), "b": torch.zeros(3)}
+
+
+def test_the_same_model_fits() -> None:
+    check_fits({"model": {name: value + 1 for name, value in MODEL.items()}}, MODEL, "here")
+
+
+@pytest.mark.parametrize(
+    ("saved", "said"),
+    [
+        ({"w": torch.zeros(3, 2)}, "for 'b' it has nothing, this model needs shape (3,)"),
+        ({**MODEL, "c": torch.zeros(1)}, "for 'c' it has shape (1,), this model needs nothing"),
+        ({**MODEL, "w": torch.zeros(4, 2)}, "for 'w' it has shape (4, 2), this model needs shape (3, 2)"),
+        ({**MODEL, "b": torch.zeros(())}, "for 'b' it has shape (), this model needs shape (3,)"),
+        ({}, "for 'w' it has nothing"),
+    ],
+)
+def test_another_model_is_one_line(saved: dict[str, torch.Tensor], said: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        check_fits({"model": saved}, MODEL, "run folder 'x'")
+    assert str(caught.value).startswith("run folder 'x' holds another model")
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)

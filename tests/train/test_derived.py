@@ -1,0 +1,53 @@
+"""The numbers printed before the first step, worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from megabatch.comm.shape import parse_grid
+from megabatch.recipes import load_config
+from megabatch.schedule.clock import Clock
+from megabatch.train.derived import derived_lines
+
+NETWORK = nn.Linear(999, 1000)  # one million parameters
+SETTINGS = (
+    *("train.batch_total=1024", "train.ghost_batch=64", "train.epochs=5", "train.precision=fp32"),
+    *("model.name=resnet8", "comm.algorithm=torus"),
+)
+
+
+def lines(num_workers: int, grid: str, *overrides: str, samples_per_epoch: int = 60_000) -> list[str]:
+    config = load_config("demo", [*SETTINGS, *overrides])
+    clock = Clock(samples_per_epoch, round(config.train.epochs * samples_per_epoch))
+    return derived_lines(config, clock, num_workers, parse_grid(grid), NETWORK)
+
+
+def test_sixteen_ghosts_on_four_workers() -> None:
+    """1024 = 16 ghosts x 64 = 4 for each of 4 workers; 5 x 60,000 / 1024 = 292.97, so 293 updates."""
+    assert lines(4, "2x2") == [
+        "network        resnet8, 1,000,000 parameters, fp32",
+        "gradients      4.0 MB in fp32",
+        "workers        4 in a grid of 2x2, gradients by torus",
+        "total batch    1,024 pictures",
+        "from epoch 0   1,024 = 16 ghosts x 64; each worker accumulates 4; 58.59 updates an epoch",
+        "in all         293 updates, 300,000 pictures, 5 epochs of 60,000",
+    ]
+
+
+@pytest.mark.parametrize(("num_workers", "each"), [(1, "16"), (3, "5 or 6"), (5, "3 or 4"), (16, "1"), (20, "0 or 1")])
+def test_uneven_deals_are_said(num_workers: int, each: str) -> None:
+    assert f"each worker accumulates {each};" in lines(num_workers, f"1x{num_workers}")[4]
+
+
+def test_stages_get_a_line_each_and_a_limit_is_said() -> None:
+    """Stage one lasts 2 x 6,000 / 640 = 18.75, so 19 updates; 30,000 - 12,160 = 17,840 are 13.9 updates of 1280."""
+    overrides = ('train.batch_total="0:640 2:1280"', "train.max_updates=20")
+    found = lines(2, "1x2", *overrides, samples_per_epoch=6000)
+    assert found[3:] == [
+        "total batch    640 from epoch 0, 1,280 from epoch 2 pictures",
+        "from epoch 0   640 = 10 ghosts x 64; each worker accumulates 5; 9.38 updates an epoch",
+        "from epoch 2   1,280 = 20 ghosts x 64; each worker accumulates 10; 4.69 updates an epoch",
+        "in all         33 updates, 30,000 pictures, 5 epochs of 6,000, stopping after 20",
+    ]
+    assert "stopping" not in lines(2, "1x2", "train.max_updates=999")[-1]

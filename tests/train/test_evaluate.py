@@ -1,0 +1,143 @@
+"""Exact evaluation: 103 pictures count as 103 on any number of workers, and the numbers are those of float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from megabatch.data.sources import PictureArray
+from megabatch.train.evaluate import Evaluation, evaluate
+from tests.ranks import run_ranks
+
+NUM_PICTURES, CLASSES, SIZE = 103, 9, 8
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other on a busy machine make these tiny tensors a hundred times slower."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def source(num_pictures: int = NUM_PICTURES) -> PictureArray:
+    numbers = np.random.default_rng(1)
+    pixels = numbers.integers(0, 256, (num_pictures, SIZE, SIZE, 1), dtype=np.uint8)
+    return PictureArray("test", pixels, numbers.integers(0, CLASSES, num_pictures), CLASSES)
+
+
+class Network(nn.Module):
+    """Linear, so that numpy can follow; dropout and a norm, so that being in training mode would show."""
+
+    def __init__(self, num_classes: int = CLASSES) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(2)
+        self.weight = nn.Parameter(torch.randn(SIZE * SIZE, num_classes, generator=generator) / 4)
+        self.norm = nn.BatchNorm1d(num_classes)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        out: Tensor = self.dropout(self.norm(pictures.flatten(1) @ self.weight))
+        return out
+
+
+def normalise(pictures: Tensor) -> Tensor:
+    return pictures.float() / 255.0
+
+
+def no_autocast() -> torch.autocast:
+    return torch.autocast("cpu", enabled=False)
+
+
+def run(network: nn.Module, pictures: PictureArray, pictures_per_pass: int = 10) -> Evaluation:
+    return evaluate(network, pictures, SIZE, normalise, no_autocast, pictures_per_pass, torch.device("cpu"))
+
+
+def oracle(pictures: PictureArray, network: Network) -> tuple[int, int, float]:
+    """Hits and mean loss in float64, counted picture by picture."""
+    weight = network.weight.detach().double().numpy()
+    hits1 = hits5 = 0
+    losses = []
+    for pixels, label in zip(pictures.pictures, pictures.labels.tolist(), strict=True):
+        logits = (pixels.astype(np.float64).reshape(-1) / 255.0) @ weight / np.sqrt(1 + 1e-5)
+        better = int((logits > logits[label]).sum())
+        hits1 += better < 1
+        hits5 += better < 5
+        losses.append(np.log(np.exp(logits - logits[label]).sum()))
+    return hits1, hits5, float(np.mean(losses))
+
+
+def on_ranks(rank: int) -> list[Evaluation]:
+    network = Network().train()
+    found = [run(network, source()), run(network, source(), 1000), run(network, source(3))]
+    assert network.training
+    assert network.norm.training
+    # Every rank must have the result, and the split must not have left the last pictures to one rank's padding.
+    assert dist.get_world_size() == 4
+    return found
+
+
+def test_four_workers_count_103_pictures_once_and_agree_with_one() -> None:
+    network = Network()
+    hits1, hits5, loss = oracle(source(), network)
+    assert 0 < hits1 < hits5 < NUM_PICTURES
+    alone = run(network, source())
+    assert alone.num_pictures == NUM_PICTURES
+    assert (alone.top1, alone.top5) == (hits1 / NUM_PICTURES, hits5 / NUM_PICTURES)
+    assert alone.loss == pytest.approx(loss, rel=1e-6)
+    few = run(network, source(3))
+    for of_rank in run_ranks(4, on_ranks):
+        for found in of_rank[:2]:
+            assert (found.top1, found.top5, found.num_pictures) == (alone.top1, alone.top5, NUM_PICTURES)
+            assert found.loss == pytest.approx(loss, rel=1e-6)
+        # Three pictures leave one of four workers without any.
+        assert (of_rank[2].top1, of_rank[2].top5, of_rank[2].num_pictures) == (few.top1, few.top5, 3)
+        assert of_rank[2].loss == pytest.approx(few.loss, rel=1e-6)
+
+
+@pytest.mark.parametrize("pictures_per_pass", [1, 7, 103, 5000])
+def test_the_size_of_a_pass_does_not_matter(pictures_per_pass: int) -> None:
+    expected, found = run(Network(), source()), run(Network(), source(), pictures_per_pass)
+    assert (found.top1, found.top5, found.num_pictures) == (expected.top1, expected.top5, expected.num_pictures)
+    assert found.loss == pytest.approx(expected.loss, rel=1e-6)
+
+
+def test_the_network_is_left_in_the_mode_it_was_in_and_without_gradients() -> None:
+    network = Network()
+    for training in (True, False):
+        network.train(training)
+        run(network, source())
+        assert network.training is training
+    assert network.weight.grad is None
+    assert network.norm.num_batches_tracked is not None
+    assert int(network.norm.num_batches_tracked) == 0
+
+
+def test_fewer_than_five_classes_make_top5_certain() -> None:
+    pictures = PictureArray("few", source().pictures, source().labels % 3, 3)
+    found = run(Network(3), pictures)
+    assert found.top5 == 1.0
+    assert 0 < found.top1 < 1
+
+
+def test_the_network_runs_under_the_given_precision() -> None:
+    seen: list[torch.dtype] = []
+
+    class Watching(Network):
+        def forward(self, pictures: Tensor) -> Tensor:
+            logits = pictures.flatten(1) @ self.weight
+            seen.append(logits.dtype)
+            return logits
+
+    def bf16() -> torch.autocast:
+        return torch.autocast("cpu", dtype=torch.bfloat16)
+
+    found = evaluate(Watching(), source(), SIZE, normalise, bf16, 50, torch.device("cpu"))
+    assert set(seen) == {torch.bfloat16}
+    assert found.loss == pytest.approx(oracle(source(), Network())[2], rel=2e-2)

@@ -1,0 +1,204 @@
+"""The run folder: one run at a time, never another run's, refused with a reason."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megabatch.config import Config
+from megabatch.errors import CheckpointError, ConfigError
+from megabatch.recipes import load_config
+from megabatch.train import folder as folder_module
+from megabatch.train.folder import check_output, config_of_run, default_output, hold
+
+SETTINGS = ("train.seed=0", "train.epochs=5", "train.batch_total=1024", "train.ghost_batch=64", "comm.wire=fp32")
+
+
+def config(*overrides: str) -> Config:
+    return load_config("demo", [*SETTINGS, *overrides])
+
+
+def refused(folder: Path, given: Config, resume: bool = False) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        check_output(folder, given, resume)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    with hold(tmp_path / "run", config(), resume=False):
+        pass
+    return tmp_path / "run"
+
+
+def test_a_default_folder_is_new_and_named_for_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(time, "strftime", lambda _: "20260102-030405")
+    assert default_output("demo") == Path("runs/demo-20260102-030405")
+    assert default_output("some/where/mine.toml") == Path("runs/mine-20260102-030405")
+    for expected in ("demo-20260102-030405", "demo-20260102-030405-2", "demo-20260102-030405-3"):
+        assert default_output("demo") == Path("runs") / expected
+        default_output("demo").mkdir(parents=True)
+
+
+def test_holding_makes_the_folder_and_saves_the_settings(run: Path) -> None:
+    assert config_of_run(run) == config()
+    assert sorted(os.listdir(run)) == [".lock", "config.toml"]
+
+
+def test_a_new_folder_and_an_empty_one_are_fine(tmp_path: Path) -> None:
+    check_output(tmp_path / "new", config(), resume=False)
+    check_output(tmp_path, config(), resume=False)
+    (tmp_path / ".lock").touch()  # a run that ended before it wrote anything
+    check_output(tmp_path, config(), resume=True)
+
+
+def test_a_folder_with_a_run_needs_resume(run: Path) -> None:
+    assert "--resume" in refused(run, config())
+    check_output(run, config(), resume=True)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "train.max_updates=3",
+        "train.threads_per_worker=1",
+        "checkpoint.keep=5",
+        "comm.bucket_mb=1",
+        "data.path=elsewhere",
+        "promise.time=later",
+    ],
+)
+def test_what_does_not_change_the_computation_may_change(run: Path, override: str) -> None:
+    check_output(run, config(override), resume=True)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["train.seed=1"], ["train.seed is 0, given 1;"]),
+        (["train.epochs=6", "train.batch_total=2048"], ["train.batch_total is 1024, given 2048 (and 1 more)"]),
+        (["optimizer.learning_rate=0.1"], ["optimizer.learning_rate"]),
+        (["model.width=8"], ["model.width is None, given 8"]),
+        (["data.source=generated"], ["data.source"]),
+        (["norm.newest_share=1"], ["norm.newest_share"]),
+        (["comm.wire=fp16"], ["comm.wire is 'fp32', given 'fp16'"]),
+    ],
+)
+def test_another_run_is_refused_by_the_first_setting_that_differs(
+    run: Path, overrides: list[str], words: list[str]
+) -> None:
+    before = (run / "config.toml").read_bytes()
+    said = refused(run, config(*overrides), resume=True)
+    for word in [*words, str(run), "--output"]:
+        assert word in said
+    assert (run / "config.toml").read_bytes() == before
+
+
+def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    file = tmp_path / "file"
+    file.touch()
+    for folder, resume in ((tmp_path, False), (tmp_path, True), (file, False)):
+        assert "is not a run folder" in refused(folder, config(), resume)
+    assert sorted(os.listdir(tmp_path)) == ["file", "thesis.tex"]
+
+
+def test_a_folder_without_settings_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is not a run folder"):
+        config_of_run(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"[train\n", b"\xff\xfe", b"[train]\nepoch = 3\n", b""])
+def test_damaged_settings_are_one_line_that_names_the_file(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "config.toml").write_bytes(content)
+    with pytest.raises((CheckpointError, ConfigError), match=r"config\.toml") as caught:
+        config_of_run(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_old_summary_goes_when_the_run_goes_on_and_stays_when_it_is_refused(run: Path) -> None:
+    (run / "summary.json").write_text("{}")
+    with pytest.raises(CheckpointError), hold(run, config(), resume=False):
+        pass
+    assert (run / "summary.json").exists()
+    with hold(run, config(), resume=True):
+        assert not (run / "summary.json").exists()
+
+
+def test_two_runs_cannot_hold_one_folder(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_module, "_LOCK_SECONDS", 0.2)
+    with (
+        hold(run, config(), resume=True),
+        pytest.raises(CheckpointError, match="in use by a run that is still going"),
+        hold(run, config(), resume=True),
+    ):
+        pytest.fail("two runs held the folder")
+    with hold(run, config(), resume=True):
+        pass  # the failed attempt left nothing locked
+
+
+def test_a_run_that_is_just_ending_is_waited_for(run: Path) -> None:
+    with hold(run, config(), resume=True):
+        entered = threading.Event()
+        thread = threading.Thread(target=_hold_and_tell, args=(run, entered))
+        thread.start()
+        time.sleep(0.3)
+        assert not entered.is_set()
+    thread.join(timeout=10)
+    assert entered.is_set()
+
+
+def _hold_and_tell(run: Path, entered: threading.Event) -> None:
+    with hold(run, config(), resume=True):
+        entered.set()
+
+
+def test_a_folder_that_another_run_took_during_the_wait_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs are given one new folder; the first ends within the second's wait. Its settings must survive."""
+    real = folder_module._lock
+
+    def lock_late(descriptor: int, folder: Path) -> None:
+        monkeypatch.setattr(folder_module, "_lock", real)
+        with hold(folder, config("train.seed=1"), resume=False):
+            pass
+        real(descriptor, folder)
+
+    monkeypatch.setattr(folder_module, "_lock", lock_late)
+    with pytest.raises(CheckpointError), hold(tmp_path / "run", config("train.seed=2"), resume=False):
+        pass
+    assert config_of_run(tmp_path / "run").train.seed == 1
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with (
+        pytest.raises(CheckpointError, match="cannot be written: Not a directory"),
+        hold(tmp_path / "file" / "run", config(), resume=False),
+    ):
+        pass
+    monkeypatch.setattr(folder_module, "write_atomically", full)
+    with (
+        pytest.raises(CheckpointError, match="cannot be written: No space left"),
+        hold(tmp_path / "run", config(), resume=False),
+    ):
+        pass
+
+
+def test_an_error_of_the_run_itself_passes_through_and_releases_the_folder(run: Path) -> None:
+    with pytest.raises(OSError, match="mine"), hold(run, config(), resume=True):
+        raise OSError(5, "mine")
+    with hold(run, config(), resume=True):
+        pass
