@@ -9,6 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from megabatch.comm.allreduce import all_reduce as all_reduce
+    from megabatch.comm.grid import ProcessGrid as ProcessGrid
+    from megabatch.comm.hook import gradient_hook as gradient_hook
     from megabatch.config import Config as Config
     from megabatch.errors import MegabatchError as MegabatchError
     from megabatch.model.norm import GhostStatistics as GhostStatistics
@@ -22,7 +25,10 @@ _PUBLIC = {
     "Config": "megabatch.config",
     "GhostStatistics": "megabatch.model.norm",
     "MegabatchError": "megabatch.errors",
+    "ProcessGrid": "megabatch.comm.grid",
+    "all_reduce": "megabatch.comm.allreduce",
     "build_model": "megabatch.model.registry",
+    "gradient_hook": "megabatch.comm.hook",
     "load_config": "megabatch.recipes",
     "parameter_groups": "megabatch.optim.groups",
 }

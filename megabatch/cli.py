@@ -22,6 +22,8 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Get pictures to train on.")
 app.add_typer(data_app, name="data")
+bench_app = typer.Typer(no_args_is_help=True, help="Measure the machines at hand.")
+app.add_typer(bench_app, name="bench")
 
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
@@ -92,12 +94,19 @@ def recipes(
     print_recipe(name) if name else print_recipes()
 
 
-@app.command()
+@app.command(epilog="Examples: `megabatch doctor` - `torchrun --nproc-per-node 4 -m megabatch doctor`")
 def doctor(debug: Debug = False, as_json: Json = False) -> None:
-    """What this machine and this allocation can do."""
-    from megabatch.train.doctor import examine, print_findings
+    """What this machine and this allocation can do.
 
-    findings = examine(os.environ)
+    Under torchrun, srun or mpirun also: which rank is where, latency and bandwidth of each axis, slow links.
+    """
+    from megabatch.train.doctor import examine, print_findings
+    from megabatch.train.survey import examine_joined_world
+
+    findings, speaks = examine_joined_world(os.environ)
+    if not speaks:
+        return
+    findings = examine(os.environ) + findings
     print(json.dumps(findings)) if as_json else print_findings(findings)
 
 
@@ -113,3 +122,30 @@ def data_get(
     if name != "fashion-mnist":
         raise DataError(f"unknown set '{name}'{nearest(name, ['fashion-mnist'])}; known: fashion-mnist")
     print(f"{name}: {get_fashion_mnist(default_cache(), progress=print)}")
+
+
+@bench_app.callback()
+def _bench() -> None:
+    """Measure the machines at hand."""
+
+
+@bench_app.command(
+    "allreduce",
+    epilog="Examples: `megabatch bench allreduce --workers 4 --grid 2x2` - "
+    "`torchrun --nnodes 4 --nproc-per-node 4 ... -m megabatch bench allreduce --output calibration.json`",
+)
+def bench_allreduce(
+    sizes: Annotated[str, typer.Option(help="Message sizes, separated by commas.")] = "1KB,100KB,1MB,10MB",
+    algorithms: Annotated[str, typer.Option(help="Names separated by commas; all by default.")] = "",
+    iterations: Annotated[int, typer.Option(min=1, help="Rounds that count, per size.")] = 20,
+    workers: Annotated[int | None, typer.Option(min=2, help="Local workers to start.")] = None,
+    grid: Annotated[str | None, typer.Option(help="Rows x columns, for example 2x2.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Write a calibration file.")] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Time all-reduce algorithms by message size, p50 and p95 over all ranks, against the backend's own."""
+    from megabatch.train.survey import BenchRequest
+    from megabatch.train.survey import bench_allreduce as run
+
+    raise typer.Exit(run(BenchRequest(sizes, algorithms, iterations, workers, grid, output, as_json), os.environ))

@@ -174,12 +174,13 @@ class CheckpointConfig(Section):
 class CommConfig(Section):
     """How gradients travel between workers.
 
-    `algorithm` is one of `megabatch.comm.phases`; "backend" is torch's own all-reduce, what plain DDP uses.
+    `algorithm` is one of `megabatch.comm.phases`; "backend" is torch's own all-reduce, what plain DDP uses;
+    "auto" measures the grid at the start and chooses by message size.
     `wire` is the precision of gradients on their way.
     """
 
     algorithm: Literal[
-        "backend", "ring", "halving_doubling", "hierarchical", "torus", "two_way_torus", "direct", "exchange"
+        "auto", "backend", "ring", "halving_doubling", "hierarchical", "torus", "two_way_torus", "direct", "exchange"
     ] = "backend"
     wire: Literal["fp32", "fp16", "bf16"] = "fp32"
     backend: Literal["auto", "gloo", "nccl"] = "auto"

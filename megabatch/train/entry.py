@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from megabatch.comm.shape import GridShape, near_square, parse_grid
 from megabatch.config import Config
-from megabatch.errors import CheckpointError, CommunicationError, LaunchError, MegabatchError
+from megabatch.errors import CheckpointError, LaunchError
 from megabatch.recipes import load_config
 from megabatch.report.record import read_json
 from megabatch.train.folder import check_output, default_output
-from megabatch.train.launch import LAUNCHED_VARIABLE, error_was_left, leave_error, start_workers
-from megabatch.train.stop import end_with_parent
+from megabatch.train.launch import start_workers
+from megabatch.train.worker import run_as_worker
 from megabatch.train.world import World, choose_device, join, num_accelerators, read_world
 
 if TYPE_CHECKING:
@@ -60,7 +57,7 @@ def train_here(request: TrainRequest, environ: Mapping[str, str]) -> int:
             f"--workers {request.workers} was given but {world.launcher} started {world.size}; "
             "leave --workers out, or make them agree"
         )
-    return _be_a_worker(request, config, world, environ)
+    return run_as_worker(lambda: _join_and_train(request, config, world), world, environ, request.debug)
 
 
 def _start_workers(request: TrainRequest, config: Config) -> int:
@@ -73,44 +70,6 @@ def _start_workers(request: TrainRequest, config: Config) -> int:
         saved = (folder / "summary.json").is_file() and read_json(folder / "summary.json")["status"] == "stopped"
         return 0 if saved else 128 + stopped_by
     return 0
-
-
-def _be_a_worker(request: TrainRequest, config: Config, world: World, environ: Mapping[str, str]) -> int:
-    if LAUNCHED_VARIABLE in environ:
-        end_with_parent()
-        if error_was_left(environ):
-            # An earlier attempt met a mistake that trying again does not mend. Success ends the attempts; the launcher
-            # then tells the mistake.
-            return 0
-    try:
-        return _join_and_train(request, config, world)
-    except CommunicationError as error:
-        if request.debug:
-            raise
-        _end_for_restart(str(error))
-    except MegabatchError as error:
-        if request.debug:
-            traceback.print_exc()
-        if leave_error(str(error), environ):
-            os._exit(2)  # other workers may wait in a collective: do not linger to say goodbye to them
-        raise
-    except RuntimeError as error:
-        if request.debug or not _is_lost_contact(error):
-            raise
-        _end_for_restart(f"worker {world.rank} of {world.size} lost its connection to another worker")
-
-
-def _end_for_restart(reason: str) -> NoReturn:
-    """Another worker is gone. Say so and end at once: an elastic launcher then starts the whole group again."""
-    print(f"megabatch: {reason}", file=sys.stderr, flush=True)
-    os._exit(1)
-
-
-def _is_lost_contact(error: RuntimeError) -> bool:
-    import torch.distributed as dist
-
-    # Gloo has no error class of its own; its messages begin with the path of its source file.
-    return isinstance(error, dist.DistError) or "gloo" in str(error).split("]")[0]
 
 
 def _join_and_train(request: TrainRequest, config: Config, world: World) -> int:
