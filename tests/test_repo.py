@@ -49,7 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model": BELOW,
     "data": BELOW,
     "report": {"errors"},
-    "plan": {"errors", "comm.phases", "comm.shape"},
+    "plan": {"errors", "comm.phases", "comm.shape", "comm.price", "comm.calibration", "comm.select"},
     "train": BELOW | {"recipes", "comm", "optim", "model", "data", "report"},
     "cli": BELOW | {"recipes", "comm", "optim", "model", "data", "report", "plan", "train"},
     "__main__": {"cli", "errors"},
@@ -58,6 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 TORCH_FREE = (
     *("megabatch", "megabatch.recipes", "megabatch.cli", "megabatch.report.record"),
     *("megabatch.comm.phases", "megabatch.comm.shape"),
+    *("megabatch.comm.price", "megabatch.comm.calibration", "megabatch.comm.select"),
     # A mistake in a recipe, a folder or a launcher's variables is told without the seconds that torch takes to load.
     *("megabatch.train.entry", "megabatch.train.folder", "megabatch.train.world"),
 )

@@ -73,6 +73,7 @@ class Workbench:
     network: nn.Module  # plain names, for state_dict and evaluation
     ddp: DistributedDataParallel
     exposed: ExposedTimeHook
+    choices: list[str]  # what comm.algorithm = "auto" chose by message size, and why
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     statistics: GhostStatistics
@@ -157,14 +158,16 @@ def _no_buffer_sync() -> dict[str, Any]:
     return {"forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": False}
 
 
-def _gradient_hook(config: Config, world: World, shape: GridShape, device: torch.device) -> ExposedTimeHook:
-    """The backend's own all-reduce, or an algorithm of ours over the grid; timed either way."""
+def _gradient_hook(
+    config: Config, world: World, shape: GridShape, device: torch.device
+) -> tuple[ExposedTimeHook, list[str]]:
+    """The backend's own all-reduce, or an algorithm of ours over the grid, timed; and why "auto" chose what it chose."""
     settings = config.comm
     if world.size == 1 or (settings.algorithm == "backend" and settings.wire == "fp32"):
-        return ExposedTimeHook(device)
+        return ExposedTimeHook(device), []
     grid = ProcessGrid.build(shape, timeout_seconds=settings.timeout_seconds)
     state, hook = gradient_hook(grid, settings.algorithm, wire_dtype=_AUTOCAST[settings.wire])
-    return ExposedTimeHook(device, hook, state)
+    return ExposedTimeHook(device, hook, state), state.explanation
 
 
 def build_workbench(config: Config, world: World, shape: GridShape, device: torch.device) -> Workbench:
@@ -172,7 +175,7 @@ def build_workbench(config: Config, world: World, shape: GridShape, device: torc
     train_source, val_source = open_pictures(config)
     network = build_network(config, train_source, device)
     statistics = GhostStatistics(network, config.norm.newest_share)
-    exposed = _gradient_hook(config, world, shape, device)
+    exposed, choices = _gradient_hook(config, world, shape, device)
     ddp = DistributedDataParallel(
         torch.compile(network) if config.train.compile else network,
         device_ids=[device.index] if device.type == "cuda" else None,
@@ -198,6 +201,7 @@ def build_workbench(config: Config, world: World, shape: GridShape, device: torc
         network=network,
         ddp=ddp,
         exposed=exposed,
+        choices=choices,
         optimizer=optimizer,
         scaler=torch.amp.GradScaler(device.type, enabled=config.train.precision == "fp16"),
         statistics=statistics,

@@ -56,7 +56,7 @@ def train(
             stack.enter_context(hold(folder, config, resume))
             write_json(folder / "environment.json", environment)
         metrics_bytes = restore(bench, run, folder, progress.say) if resume else 0
-        for line in derived_lines(config, run.clock, world.size, grid, bench.network):
+        for line in [*derived_lines(config, run.clock, world.size, grid, bench.network), *bench.choices]:
             progress.say(line)
         recorder = None
         if world.is_first:

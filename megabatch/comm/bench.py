@@ -1,0 +1,184 @@
+"""Times all-reduce algorithms on a grid, size by size: what `megabatch bench allreduce` runs.
+
+Algorithms take turns in every round, so that other load meets all of them alike; the first rounds are dropped. A time
+is that of the slowest rank; p50 and p95 are over rounds, and n is stated. Bandwidths are those of nccl-tests:
+algorithm bandwidth is message / time, bus bandwidth is 2(n-1)/n times that, comparable with what a link can do.
+The first result of every cell is checked against the sum it must be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from megabatch.comm.allreduce import AllReducer, make_reducer
+from megabatch.comm.auto import AutoReducer
+from megabatch.comm.calibration import Calibration, MeasuredPoint, bus_factor, write_calibration_file
+from megabatch.comm.grid import ProcessGrid
+from megabatch.comm.measure import calibrate, gather, probe_device, race
+from megabatch.comm.phases import ALGORITHMS, phases
+from megabatch.comm.select import size_text
+from megabatch.errors import CommunicationError, ConfigError
+
+__all__ = ["DEFAULT_SIZES_BYTES", "Row", "print_rows", "quantile", "rows_as_data", "run_bench", "write_calibration"]
+
+DEFAULT_SIZES_BYTES = (1024, 100 * 1024, 2**20, 10 * 2**20)
+
+_WARM_UP_ROUNDS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One cell: an algorithm at a size, over `iterations` rounds that counted.
+
+    against_backend: how many times as fast as the backend's own all-reduce in the same rounds, by medians; None if
+    that did not take part.
+    """
+
+    algorithm: str
+    message_bytes: int
+    iterations: int
+    p50_seconds: float
+    p95_seconds: float
+    algorithm_bytes_per_second: float
+    bus_bytes_per_second: float
+    against_backend: float | None = None
+
+
+def run_bench(
+    grid: ProcessGrid,
+    sizes: Sequence[int] = DEFAULT_SIZES_BYTES,
+    algorithms: Sequence[str] = tuple(ALGORITHMS),
+    iterations: int = 20,
+    *,
+    device: torch.device | None = None,
+) -> list[Row]:
+    """Rows for every size and algorithm ("auto" among them), equal on all ranks, which must all call it.
+
+    Raises:
+        ConfigError: an unknown algorithm, a size under 4 bytes, or no iterations.
+        CommunicationError: a rank died, did not answer in time, or a result is not the sum.
+    """
+    _check(sizes, algorithms, iterations)
+    for algorithm in set(algorithms) - {"auto"}:
+        phases(algorithm, grid.shape)  # refuses unknown names before anything runs
+    if grid.world_size == 1:
+        raise ConfigError("one worker has nothing to reduce; start several, for instance with torchrun")
+    device = device or probe_device(grid)
+    rows: list[Row] = []
+    reducers = {algorithm: make_reducer(grid, algorithm) for algorithm in dict.fromkeys(algorithms)}
+    for size in dict.fromkeys(sizes):
+        buffer = torch.zeros(size // 4, device=device)
+        for algorithm, reducer in reducers.items():
+            _check_sum(grid, reducer, buffer, algorithm)
+        buffer.zero_()  # sums of zeros stay zeros, however often they are added up
+        runs = {algorithm: partial(reducer.run, buffer) for algorithm, reducer in reducers.items()}
+        race(grid, runs, _WARM_UP_ROUNDS)
+        rows += _rows(race(grid, runs, iterations), buffer.numel() * 4, grid.world_size)
+    return rows
+
+
+def print_rows(rows: Sequence[Row], console: Console | None = None, *, title: str = "") -> None:
+    """A table for people; times in milliseconds, bandwidths in 10^6 bytes per second."""
+    table = Table(title=title or None, title_justify="left")
+    table.add_column("size")
+    table.add_column("algorithm", no_wrap=True)
+    for heading in ("n", "p50 ms", "p95 ms", "alg MB/s", "bus MB/s", "x backend"):
+        table.add_column(heading, justify="right")
+    for index, row in enumerate(rows):
+        is_last = index + 1 == len(rows) or rows[index + 1].message_bytes != row.message_bytes
+        table.add_row(
+            size_text(row.message_bytes),
+            row.algorithm,
+            str(row.iterations),
+            f"{1e3 * row.p50_seconds:.3f}",
+            f"{1e3 * row.p95_seconds:.3f}",
+            f"{1e-6 * row.algorithm_bytes_per_second:.1f}",
+            f"{1e-6 * row.bus_bytes_per_second:.1f}",
+            "" if row.against_backend is None else f"{row.against_backend:.2f}",
+            end_section=is_last,
+        )
+    (console or Console(highlight=False)).print(table)
+
+
+def rows_as_data(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The rows for `--json`."""
+    return [asdict(row) for row in rows]
+
+
+def write_calibration(grid: ProcessGrid, rows: Sequence[Row], path: str | Path) -> Calibration:
+    """Measure the axes, join the rows, and let rank 0 write the file; all ranks must call it and get the same."""
+    measured = calibrate(grid)
+    points = tuple(
+        MeasuredPoint(row.algorithm, row.message_bytes, row.p50_seconds) for row in rows if row.algorithm != "auto"
+    )
+    if not any(point.algorithm == "backend" for point in points):
+        points += measured.points
+    calibration = replace(measured, points=points)
+    problem: ConfigError | None = None
+    if grid.rank == 0:
+        try:
+            write_calibration_file(path, calibration)
+        except ConfigError as error:
+            problem = error
+    if any(failed for (failed,) in gather(grid, [float(problem is not None)])):
+        raise problem or ConfigError(f"rank 0 could not write calibration to {path}; look at its message")
+    return calibration
+
+
+def quantile(values: Sequence[float], part: float) -> float:
+    """The smallest value that at least `part` of all values do not exceed."""
+    return sorted(values)[max(0, math.ceil(part * len(values)) - 1)]
+
+
+def _rows(seconds: dict[str, list[float]], message_bytes: int, num_ranks: int) -> list[Row]:
+    backend = quantile(seconds["backend"], 0.5) if "backend" in seconds else None
+    rows = []
+    for algorithm, times in seconds.items():
+        middle = quantile(times, 0.5)
+        rate = message_bytes / middle
+        ratio = None if backend is None else backend / middle
+        rows.append(
+            Row(
+                algorithm,
+                message_bytes,
+                len(times),
+                middle,
+                quantile(times, 0.95),
+                rate,
+                rate * bus_factor(num_ranks),
+                ratio,
+            )
+        )
+    return rows
+
+
+def _check(sizes: Sequence[int], algorithms: Sequence[str], iterations: int) -> None:
+    if not sizes or min(sizes) < 4:
+        raise ConfigError(f"message sizes {list(sizes)}; give at least one, each of 4 bytes or more")
+    if not algorithms:
+        raise ConfigError("no algorithm to time; give at least one")
+    if iterations < 1:
+        raise ConfigError(f"{iterations} iterations; give at least 1, 20 is the default")
+
+
+def _check_sum(grid: ProcessGrid, reducer: AllReducer | AutoReducer, buffer: torch.Tensor, algorithm: str) -> None:
+    """Small whole numbers that differ by rank and position: their sum is exact in any order."""
+    places = torch.arange(buffer.numel(), device=buffer.device) % 7
+    buffer.copy_(places + grid.rank)
+    reducer.run(buffer)
+    wanted = grid.world_size * places + sum(range(grid.world_size))
+    wrong = int((buffer != wanted).sum())
+    if any(count for (count,) in gather(grid, [float(wrong)])):
+        raise CommunicationError(
+            f"{algorithm} gave a wrong sum for {size_text(4 * buffer.numel())} ({wrong} elements on rank {grid.rank}); "
+            "do not train with it, and report the case"
+        )

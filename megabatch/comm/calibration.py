@@ -1,0 +1,259 @@
+"""What was measured about a network: link costs per axis and whole all-reduces, in one JSON file. Imports no torch.
+
+    {"megabatch_calibration": 1, "grid": "2x4", "num_hosts": 2, "backend": "gloo", "versions": {"torch": "2.13.0"},
+     "axes": [{"name": "column", "latency_seconds": 0.002, "bytes_per_second": 2.5e7, ...}, ...],
+     "points": [{"algorithm": "torus", "message_bytes": 1048576, "seconds": 0.089}, ...]}
+
+It carries no date, so that the same numbers give the same bytes. `read_nccl_tests` takes the points from the file
+that NVIDIA's nccl-tests write with `-J name.json` (versions 1 to 3 of that format, which `src/util.cu` there defines):
+a list `results` of objects with `size` in bytes and, for `out_of_place` and `in_place`, `time` in microseconds and
+`alg_bw` and `bus_bw` in 10^9 bytes per second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from megabatch.comm.phases import ALGORITHMS
+from megabatch.comm.price import LinkCost
+from megabatch.comm.shape import GridShape, parse_grid
+from megabatch.errors import ConfigError, MegabatchError
+
+__all__ = [
+    "AxisCost",
+    "Calibration",
+    "MeasuredPoint",
+    "bus_factor",
+    "calibration_from_text",
+    "calibration_text",
+    "measured_seconds",
+    "read_calibration",
+    "read_nccl_tests",
+    "write_calibration_file",
+]
+
+FORMAT = 1
+_NCCL_TESTS_FORMATS = (1, 2, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class AxisCost:
+    """The measured cost of one axis of a grid; see `LinkCost` for the units."""
+
+    name: str
+    size: int
+    latency_seconds: float
+    bytes_per_second: float
+    message_overhead_seconds: float = 0.0
+    ranks_per_link: float = 1.0
+
+    @property
+    def link(self) -> LinkCost:
+        """As the price formulas want it."""
+        return LinkCost(self.latency_seconds, self.bytes_per_second, self.message_overhead_seconds, self.ranks_per_link)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredPoint:
+    """One all-reduce as measured: the time of the slowest rank."""
+
+    algorithm: str
+    message_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Measurements of one allocation laid out as one grid.
+
+    num_hosts is 0 when unknown. backend: "gloo", "nccl". `axes` may be empty: then only the points are known.
+    """
+
+    grid: str
+    num_hosts: int
+    backend: str
+    axes: tuple[AxisCost, ...] = ()
+    points: tuple[MeasuredPoint, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> GridShape:
+        """The grid that was measured."""
+        return parse_grid(self.grid, [axis.name for axis in self.axes])
+
+    def links(self, shape: GridShape) -> tuple[LinkCost, ...]:
+        """Link costs for the axes of `shape`, which must be the measured grid unless all its links are alike.
+
+        Raises:
+            ConfigError: the measurement says nothing about this grid.
+        """
+        if shape.sizes == self.shape.sizes and self.axes:
+            return tuple(axis.link for axis in self.axes)
+        costs = [axis.link for axis in self.axes if axis.size > 1]
+        if shape.num_ranks == self.shape.num_ranks and costs and _alike(costs):
+            return (_worst(costs),) * len(shape.sizes)
+        raise ConfigError(
+            f"the calibration is of grid {self.grid} and says nothing about grid {shape.text}; measure that grid"
+        )
+
+
+def measured_seconds(points: Sequence[MeasuredPoint], algorithm: str, message_bytes: float) -> float | None:
+    """Seconds of an algorithm at a size, by lines between its measured points; None if there are none.
+
+    Below the smallest point its time holds (latency does not shrink); above the largest the last slope goes on.
+    """
+    known = sorted({p.message_bytes: p.seconds for p in points if p.algorithm == algorithm}.items())
+    if not known:
+        return None
+    if message_bytes <= known[0][0]:
+        return known[0][1]
+    if len(known) == 1:
+        return known[0][1] * message_bytes / known[0][0]
+    above = next((index for index, (size, _) in enumerate(known) if size >= message_bytes), len(known) - 1)
+    (low, low_seconds), (high, high_seconds) = known[above - 1], known[above]
+    slope = max(0.0, (high_seconds - low_seconds) / (high - low))
+    if message_bytes > high:
+        return high_seconds + slope * (message_bytes - high)
+    return low_seconds + (high_seconds - low_seconds) * (message_bytes - low) / (high - low)
+
+
+def bus_factor(num_ranks: int) -> float:
+    """Bus bandwidth of an all-reduce divided by its algorithm bandwidth, as nccl-tests define it: 2(n-1)/n."""
+    return 2 * (num_ranks - 1) / num_ranks
+
+
+def calibration_text(calibration: Calibration) -> str:
+    """The file's content; equal calibrations give equal text."""
+    content = {"megabatch_calibration": FORMAT, **asdict(calibration)}
+    content["versions"] = dict(sorted(calibration.versions.items()))
+    return json.dumps(content, indent=1) + "\n"
+
+
+def calibration_from_text(text: str, source: str) -> Calibration:
+    """The inverse of `calibration_text`; `source` names the file in errors."""
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{source} is not JSON ({error}); give a file written by `megabatch bench`") from None
+    if not isinstance(content, dict) or "megabatch_calibration" not in content:
+        raise ConfigError(f"{source} is no calibration; give a file written by `megabatch bench allreduce`")
+    if content.pop("megabatch_calibration") != FORMAT:
+        raise ConfigError(f"{source} has another format than this version writes ({FORMAT}); measure again")
+    try:
+        content["axes"] = tuple(AxisCost(**axis) for axis in content["axes"])
+        content["points"] = tuple(_point(**point) for point in content["points"])
+        calibration = Calibration(**content)
+        _check(calibration)
+        return calibration
+    except (KeyError, TypeError, ValueError, AttributeError, MegabatchError) as error:
+        raise ConfigError(f"{source} is damaged ({error}); measure again with `megabatch bench allreduce`") from None
+
+
+def read_calibration(path: str | Path) -> Calibration:
+    """Read a calibration file. Raises ConfigError for anything else."""
+    return calibration_from_text(_read(path), str(path))
+
+
+def write_calibration_file(path: str | Path, calibration: Calibration) -> None:
+    """Write the file beside its place and rename it there, so that no reader sees half of it."""
+    target = Path(path)
+    beside = target.with_name(f"{target.name}.{os.getpid()}.part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(calibration_text(calibration), encoding="utf-8")
+        beside.replace(target)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise ConfigError(f"cannot write calibration to {target} ({error.strerror}); give another path") from None
+
+
+def read_nccl_tests(path: str | Path) -> tuple[MeasuredPoint, ...]:
+    """Points of algorithm "backend" from the JSON of nccl-tests' all_reduce_perf, smallest size first.
+
+    In-place times are preferred, as gradients are reduced in place. Rows with wrong results are refused.
+
+    Raises:
+        ConfigError: not such a file, or a file of another collective.
+    """
+    try:
+        content = json.loads(_read(path))
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON ({error}); give what all_reduce_perf -J wrote") from None
+    if not isinstance(content, dict) or not isinstance(content.get("results"), list) or "nccl_version" not in content:
+        raise ConfigError(f"{path} is not from nccl-tests; give the file that all_reduce_perf -J name.json wrote")
+    if content.get("version") not in _NCCL_TESTS_FORMATS:
+        raise ConfigError(
+            f"{path} has nccl-tests format {content.get('version')}; formats 1 to {_NCCL_TESTS_FORMATS[-1]} are known"
+        )
+    program = Path(str((content.get("args") or ["all_reduce_perf"])[0])).name
+    if not program.startswith("all_reduce"):
+        raise ConfigError(f"{path} is of {program}; give one of all_reduce_perf")
+    points = sorted(_nccl_points(content["results"], path), key=lambda point: point.message_bytes)
+    if not points:
+        raise ConfigError(f"{path} has no finished row; let all_reduce_perf run to its end")
+    return tuple(points)
+
+
+def _nccl_points(rows: Sequence[Any], path: str | Path) -> list[MeasuredPoint]:
+    points = []
+    for row in rows:
+        try:
+            body = row.get("in_place") or row.get("out_of_place")
+            if not body or not row["size"]:
+                continue  # cut off, or the row of 0 bytes that some sweeps begin with
+            if float(body.get("nwrong") or 0) > 0:
+                raise ConfigError(f"{path}: the row of {row['size']} bytes has wrong results; mend the cluster first")
+            micros = float(body["time"] if "time" in body else body["cpu_time"])
+            if not math.isfinite(micros) or micros <= 0:
+                raise ValueError(f"time {micros}")
+            points.append(MeasuredPoint("backend", int(row["size"]), micros / 1e6))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ConfigError(f"{path}: a row without size or time ({error}); write the file anew") from None
+    return points
+
+
+def _check(calibration: Calibration) -> None:
+    sizes = tuple(axis.size for axis in calibration.axes)
+    if sizes and sizes != calibration.shape.sizes:
+        raise ValueError(f"axes of {sizes} ranks in grid {calibration.grid}")
+    for axis in calibration.axes:
+        _ = axis.link  # refuses what cannot be
+
+
+def _point(algorithm: str, message_bytes: int, seconds: float) -> MeasuredPoint:
+    if algorithm not in ALGORITHMS or message_bytes <= 0 or not seconds > 0:
+        raise ValueError(f"point {algorithm}, {message_bytes} bytes, {seconds} s")
+    return MeasuredPoint(algorithm, message_bytes, seconds)
+
+
+def _read(path: str | Path) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not text"
+        raise ConfigError(f"cannot read {path} ({reason}); give the path of an existing file") from None
+
+
+def _alike(costs: Sequence[LinkCost]) -> bool:
+    """Whether a message costs about the same on every axis, and none is shared."""
+    latencies = [cost.latency_seconds for cost in costs]
+    rates = [cost.bytes_per_second for cost in costs]
+    shared = max(cost.ranks_per_link for cost in costs)
+    return max(latencies) <= 2 * min(latencies) and max(rates) <= 2 * min(rates) and shared < 1.5
+
+
+def _worst(costs: Sequence[LinkCost]) -> LinkCost:
+    return LinkCost(
+        max(cost.latency_seconds for cost in costs),
+        min(cost.bytes_per_second for cost in costs),
+        max(cost.message_overhead_seconds for cost in costs),
+        max(cost.ranks_per_link for cost in costs),
+    )

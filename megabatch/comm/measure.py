@@ -1,0 +1,317 @@
+"""Measures latency and rate of each axis of a grid at start-up, within about two seconds.
+
+Along every axis a ring all-reduce runs, with the code that training will use, on all lines of the axis at the same
+time, so that a network card shared by the ranks of a host shows. A tiny message gives the latency of a step, a larger
+one the rate. Where hosts hold several ranks the first line runs once more alone: how much faster it then is says how
+many ranks share a link. Times of all ranks are gathered and the slowest counts, so every rank ends with the same
+numbers; how often and how large is decided on gathered times alone, so that no rank runs a message others do not.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from megabatch.comm.allreduce import AllReducer, all_reduce
+from megabatch.comm.calibration import AxisCost, Calibration, MeasuredPoint
+from megabatch.comm.division import Division
+from megabatch.comm.grid import ProcessGrid, uses_gloo
+from megabatch.comm.lane import Lane, PhaseFailedError
+from megabatch.comm.link import Link, message_tag
+from megabatch.comm.phases import Phase
+from megabatch.comm.rollcall import Note, in_words
+
+__all__ = [
+    "AxisMeasurement",
+    "calibrate",
+    "from_rank_0",
+    "gather",
+    "measure_axis",
+    "measure_backend",
+    "probe_device",
+    "race",
+]
+
+_TINY_REPEATS = 5
+_BURST = 16
+_FIRST_CHUNK_BYTES = 64 * 2**10
+_MAX_CHUNK_BYTES = 4 * 2**20
+_NO_SEGMENTS = 2**40
+_BACKEND_SIZES = (16 * 2**10, 2**20, 8 * 2**20)
+
+
+@dataclass(frozen=True, slots=True)
+class AxisMeasurement:
+    """One axis as measured, line by line: a line is the ranks that share all other coordinates.
+
+    solo_bytes_per_second: the first line without the others, or 0 when not measured.
+    """
+
+    axis: int
+    lines: tuple[tuple[int, ...], ...]
+    latency_seconds: tuple[float, ...]
+    bytes_per_second: tuple[float, ...]
+    message_overhead_seconds: float
+    solo_bytes_per_second: float
+
+    def cost(self, name: str) -> AxisCost:
+        """The cost of the whole axis: its worst line, as phases wait for it."""
+        together = min(self.bytes_per_second)
+        sharing = max(1.0, self.solo_bytes_per_second / self.bytes_per_second[0])
+        return AxisCost(
+            name,
+            len(self.lines[0]),
+            max(self.latency_seconds),
+            together * sharing,
+            min(self.message_overhead_seconds, max(self.latency_seconds)),
+            sharing,
+        )
+
+
+def calibrate(grid: ProcessGrid, *, budget_seconds: float = 2.0, device: torch.device | None = None) -> Calibration:
+    """Measure every axis of `grid` and the backend's own all-reduce; all ranks must call it and get the same.
+
+    budget_seconds: aimed at, not guaranteed: a network on which a single small message takes longer takes longer.
+
+    Raises:
+        CommunicationError: a rank died or did not answer in time.
+    """
+    device = device or probe_device(grid)
+    axes = [axis for axis, size in enumerate(grid.shape.sizes) if size > 1]
+    share = budget_seconds / (len(axes) + 1)
+    measured = {axis: measure_axis(grid, axis, budget_seconds=share, device=device) for axis in axes}
+    costs = tuple(
+        measured[axis].cost(name) if axis in measured else AxisCost(name, 1, 0.0, 1e12)
+        for axis, name in enumerate(grid.shape.names)
+    )
+    rate = min((min(measured[axis].bytes_per_second) for axis in axes), default=0.0)
+    points = measure_backend(grid, _BACKEND_SIZES, rate, budget_seconds=share, device=device) if axes else ()
+    return Calibration(
+        grid=grid.shape.text,
+        num_hosts=len(set(grid.hosts)),
+        backend="gloo" if _own_primitives(grid, axes, device) else "nccl",
+        axes=costs,
+        points=points,
+        versions={"torch": str(torch.__version__)},
+    )
+
+
+def measure_axis(
+    grid: ProcessGrid, axis: int, *, budget_seconds: float = 1.0, device: torch.device | None = None
+) -> AxisMeasurement:
+    """Latency and rate of every line of an axis, all lines at once; all ranks must call it and get the same."""
+    device = device or probe_device(grid)
+    probe = _Probe(grid, axis, device)
+    size = grid.axis_size(axis)
+    lines = _lines(grid, axis)
+    num_steps = 2 * (size - 1)
+
+    (first,) = _by_line(lines, gather(grid, [probe.seconds(1)]))
+    repeats = _repeats(0.2 * budget_seconds, max(first), _TINY_REPEATS)
+    (tiny,) = _by_line(lines, gather(grid, [probe.seconds(1, repeats)]))
+    latency = [min(seconds) / num_steps for seconds in zip(first, tiny, strict=True)]
+
+    (small, burst) = _by_line(lines, gather(grid, [probe.seconds(_FIRST_CHUNK_BYTES), probe.burst_seconds()]))
+    overhead = max(0.0, max(burst) - max(latency)) / (_BURST - 1)
+    slowest_rate = min(_rates(small, latency, _FIRST_CHUNK_BYTES, num_steps))
+    chunk_bytes = int(slowest_rate * 0.25 * budget_seconds / num_steps)
+    chunk_bytes = max(_FIRST_CHUNK_BYTES, min(chunk_bytes, _MAX_CHUNK_BYTES))
+    repeats = _repeats(0.4 * budget_seconds, num_steps * (max(latency) + chunk_bytes / slowest_rate), 3)
+    (large,) = _by_line(lines, gather(grid, [probe.seconds(chunk_bytes, repeats)]))
+    rates = _rates(large, latency, chunk_bytes, num_steps)
+
+    solo_rate = 0.0
+    if (sharing := _ranks_that_may_share(grid, axis)) > 1 and len(lines) > 1:
+        alone = probe.seconds(chunk_bytes, repeats, takes_part=grid.rank in lines[0])
+        (solo,) = _by_line(lines, gather(grid, [alone]))
+        (solo_rate,) = _rates(solo[:1], latency[:1], chunk_bytes, num_steps)
+        solo_rate = min(solo_rate, sharing * rates[0])
+    return AxisMeasurement(axis, lines, tuple(latency), tuple(rates), overhead, solo_rate)
+
+
+def measure_backend(
+    grid: ProcessGrid,
+    sizes: Sequence[int],
+    bytes_per_second: float,
+    *,
+    budget_seconds: float = 0.7,
+    device: torch.device | None = None,
+) -> tuple[MeasuredPoint, ...]:
+    """The backend's own all-reduce at rising sizes, until the next would leave the budget; at least one.
+
+    bytes_per_second: of the slowest axis, to foresee how long the next size takes.
+    """
+    device = device or probe_device(grid)
+    reducer = AllReducer(grid, "backend")
+    points: list[MeasuredPoint] = []
+    spent = 0.0
+    for size in sorted(sizes):
+        # Each byte is sent nearly twice, and there is a run to warm up.
+        if points and spent + 2 * (points[-1].seconds + 2 * size / bytes_per_second) > budget_seconds:
+            break
+        buffer = torch.zeros(size // 4, device=device)
+        runs = {"backend": partial(reducer.run, buffer)}
+        (warm_up,) = race(grid, runs, 1)["backend"]
+        repeats = _repeats(0.2 * budget_seconds, warm_up, 3)
+        seconds = race(grid, runs, repeats)["backend"]
+        spent += warm_up + sum(seconds)
+        points.append(MeasuredPoint("backend", size, statistics.median(seconds)))
+    return tuple(points)
+
+
+def race(grid: ProcessGrid, runs: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of the slowest rank for each run in each round; runs take turns, so that load meets all alike."""
+    own: list[float] = []
+    for _ in range(rounds):
+        for run in runs.values():
+            _begin_together(grid)
+            start = time.perf_counter()
+            run()
+            _wait_for_device()
+            own.append(time.perf_counter() - start)
+    slowest = [max(column) for column in zip(*gather(grid, own), strict=True)]
+    return {name: slowest[index :: len(runs)] for index, name in enumerate(runs)}
+
+
+def gather(grid: ProcessGrid, values: Sequence[float]) -> list[list[float]]:
+    """Row r holds what rank r passed; the same table on every rank, in one small hop per axis."""
+    table = torch.zeros(grid.world_size, len(values), dtype=torch.float64, device=probe_device(grid))
+    table[grid.rank] = torch.tensor(list(values), dtype=torch.float64)
+    all_reduce(table, grid, "exchange")
+    rows: list[list[float]] = table.tolist()
+    return rows
+
+
+def from_rank_0(grid: ProcessGrid, text: str) -> str:
+    """Rank 0's text on every rank: the others add zeros to its bytes."""
+    (length, *_), *_ = gather(grid, [float(len(text.encode()))])
+    numbers = torch.zeros(int(length), device=probe_device(grid))
+    if grid.rank == 0:
+        numbers += torch.tensor(list(text.encode()), dtype=torch.float32, device=numbers.device)
+    all_reduce(numbers, grid, "exchange")
+    return bytes(int(number) for number in numbers.tolist()).decode()
+
+
+def probe_device(grid: ProcessGrid) -> torch.device:
+    """Where gradients will be: the current CUDA device when NCCL serves this grid, else the CPU."""
+    axes = [axis for axis, size in enumerate(grid.shape.sizes) if size > 1]
+    on_cuda = axes and "cuda:nccl" in str(dist.get_backend_config(grid.group(axes[0]))) and torch.cuda.is_available()
+    return torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
+
+
+class _Probe:
+    """Runs a ring all-reduce along one axis."""
+
+    def __init__(self, grid: ProcessGrid, axis: int, device: torch.device) -> None:
+        self._grid = grid
+        self._axis = axis
+        self._size = grid.axis_size(axis)
+        self._device = device
+        self._own = _own_primitives(grid, [axis], device)
+        phase = Phase("all_reduce", "ring", axis, self._size)
+        self._name = phase.name(grid.shape.names)
+        self._lane = Lane(
+            grid, [phase], [Division()], first_action=0, segment_bytes=_NO_SEGMENTS, own_primitives=self._own
+        )
+
+    def seconds(self, chunk_bytes: int, repeats: int = 1, *, takes_part: bool = True) -> float:
+        """This rank's shortest time for chunks of about `chunk_bytes` (at least one element), or 0 if it stands by."""
+        # A tiny one first, so that the ranks of the line begin the next together. All ranks count the calls.
+        numels = [self._size] + [max(1, chunk_bytes // 4) * self._size] * repeats
+        calls = [self._grid.next_call() for _ in numels]
+        if not takes_part:
+            return 0.0
+        taken = []
+        for numel, call in zip(numels, calls, strict=True):
+            message = torch.zeros(numel, device=self._device)
+            start = time.perf_counter()
+            try:
+                self._lane.run(message, message_tag(call, f"probe {numel}"))
+            except PhaseFailedError as error:
+                raise self._failure(error.cause, error.peer) from error
+            _wait_for_device()
+            taken.append(time.perf_counter() - start)
+        return min(taken[1:])
+
+    def burst_seconds(self) -> float:
+        """From sending sixteen tiny messages to the right to having those of the left; 0 if the backend does its own.
+
+        Beyond the latency of one, this is what messages cost that do not wait for one another.
+        """
+        if not self._own:
+            return 0.0
+        grid, axis = self._grid, self._axis
+        link = Link(grid.group(axis), grid.axis_ranks(axis), grid.axis_position(axis), grid.timeout_seconds)
+        left, right = (link.position - 1) % link.size, (link.position + 1) % link.size
+        tag = message_tag(grid.next_call(), "burst")
+        message = torch.zeros(1)
+        try:
+            handles = [link.receive(torch.empty(1), left, tag) for _ in range(_BURST + 1)]
+            link.send(message, right, tag)
+            link.wait(handles[0], left)
+            start = time.perf_counter()
+            for _ in range(_BURST):
+                link.send(message, right, tag)
+            for handle in handles[1:]:
+                link.wait(handle, left)
+            seconds = time.perf_counter() - start
+            link.flush()
+        except RuntimeError as error:
+            raise self._failure(error, link.waiting_for) from error
+        return seconds
+
+    def _failure(self, cause: Exception, peer: int | None) -> Exception:
+        grid = self._grid
+        words = in_words(cause, peer, grid.timeout_seconds)
+        return grid.fail(Note(grid.rank, "measuring the network", self._name, 0, "probe", peer, words))
+
+
+def _lines(grid: ProcessGrid, axis: int) -> tuple[tuple[int, ...], ...]:
+    return tuple(dict.fromkeys(grid.shape.axis_ranks(rank, axis) for rank in range(grid.world_size)))
+
+
+def _by_line(lines: Sequence[Sequence[int]], table: Sequence[Sequence[float]]) -> list[list[float]]:
+    """For each gathered value, its maximum over the ranks of each line."""
+    return [[max(table[rank][value] for rank in line) for line in lines] for value in range(len(table[0]))]
+
+
+def _rates(seconds: Sequence[float], latency: Sequence[float], chunk_bytes: int, num_steps: int) -> list[float]:
+    """Bytes per second of each line: what a step takes beyond its latency - or beside it, where that is noise."""
+    steps = [one / num_steps for one in seconds]
+    return [chunk_bytes / max(step - delay, 0.1 * step, 1e-12) for step, delay in zip(steps, latency, strict=True)]
+
+
+def _repeats(budget_seconds: float, once_seconds: float, most: int) -> int:
+    return max(1, min(most, int(budget_seconds / max(once_seconds, 1e-9))))
+
+
+def _ranks_that_may_share(grid: ProcessGrid, axis: int) -> int:
+    """Ranks of one host, if the axis leaves the host: they may share its network card. Unknown hosts: all ranks."""
+    if not grid.hosts:
+        return grid.world_size
+    leaves_host = any(
+        len({grid.hosts[other] for other in grid.shape.axis_ranks(rank, axis)}) > 1 for rank in range(grid.world_size)
+    )
+    return max(Counter(grid.hosts).values()) if leaves_host else 1
+
+
+def _own_primitives(grid: ProcessGrid, axes: Sequence[int], device: torch.device) -> bool:
+    return device.type == "cpu" and all(uses_gloo(grid.group(axis)) for axis in axes)
+
+
+def _begin_together(grid: ProcessGrid) -> None:
+    """Return on all ranks at about the same time: after one small hop per axis."""
+    all_reduce(torch.zeros(1, device=probe_device(grid)), grid, "exchange")
+    _wait_for_device()
+
+
+def _wait_for_device() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -1,0 +1,114 @@
+"""Looks over a joined world before training: who sits where, how fast each line of the grid is, which link is slow.
+
+A line is slow when its rate is below half of the median of its axis. All lines of an axis are measured at once, so a
+line can only fall behind through its own links, not by waiting for its turn. Plain data in the form of
+`megabatch doctor`: `name`, `good` (None: just a fact) and `text`; printing is left to others.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from megabatch.comm.grid import ProcessGrid
+from megabatch.comm.measure import AxisMeasurement, measure_axis
+from megabatch.comm.shape import GridShape
+
+__all__ = ["Finding", "axis_findings", "examine_world", "slow_lines", "world_map"]
+
+Finding = dict[str, Any]
+
+_SLOW = 0.5
+_MAX_HOSTS_SHOWN = 16
+_MAX_RANKS_SHOWN = 8
+
+
+def examine_world(grid: ProcessGrid, *, budget_seconds: float = 2.0) -> list[Finding]:
+    """The map of the world, then each axis, then each slow line; all ranks must call it and get the same.
+
+    Raises:
+        CommunicationError: a rank died or did not answer in time.
+    """
+    axes = [axis for axis, size in enumerate(grid.shape.sizes) if size > 1]
+    findings = world_map(grid.shape, grid.hosts, grid.reason)
+    for axis in axes:
+        measured = measure_axis(grid, axis, budget_seconds=budget_seconds / len(axes))
+        findings += axis_findings(measured, grid.shape.names[axis], grid.hosts)
+    return findings
+
+
+def world_map(shape: GridShape, hosts: Sequence[str], reason: str = "as given") -> list[Finding]:
+    """Which ranks sit on which host, and where in the grid. `hosts` is by rank, or empty when nobody asked."""
+    findings: list[Finding] = [
+        {"name": "grid", "good": None, "text": f"{shape.text}, {shape.num_ranks} ranks ({reason})"}
+    ]
+    by_host: dict[str, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        by_host.setdefault(host, []).append(rank)
+    for host, ranks in list(by_host.items())[:_MAX_HOSTS_SHOWN]:
+        text = f"{host}: {_ranks(ranks)} at {_position(shape, ranks[0])} to {_position(shape, ranks[-1])}"
+        findings.append({"name": "host", "good": None, "text": text})
+    if len(by_host) > _MAX_HOSTS_SHOWN:
+        findings.append({"name": "host", "good": None, "text": f"and {len(by_host) - _MAX_HOSTS_SHOWN} more hosts"})
+    across = [axis for axis in range(len(shape.sizes)) if _crosses_hosts(shape, axis, hosts)]
+    fast = max((axis for axis, size in enumerate(shape.sizes) if size > 1), default=0)
+    if fast in across and len(by_host) < shape.num_ranks:
+        text = (
+            f"{shape.names[fast]}s cross hosts though hosts hold several ranks; "
+            "the last number of the grid should be the ranks of a host"
+        )
+        findings.append({"name": "layout", "good": False, "text": text})
+    return findings
+
+
+def axis_findings(measured: AxisMeasurement, name: str, hosts: Sequence[str]) -> list[Finding]:
+    """One line for the axis, and one for each of its slow lines."""
+    rates, latencies = measured.bytes_per_second, measured.latency_seconds
+    sharing = measured.cost(name).ranks_per_link
+    text = (
+        f"{len(measured.lines)} {name}s of {len(measured.lines[0])} ranks, {_range(latencies, 1e3, 'ms')}, "
+        f"{_range(rates, 1e-6, 'MB/s')} with all at once"
+    )
+    if sharing >= 1.5:
+        text += f"; one alone is {sharing:.1f} times as fast, so they share a link"
+    slow = slow_lines(measured)
+    findings: list[Finding] = [{"name": name, "good": not slow, "text": text}]
+    for line in slow:
+        on = sorted({hosts[rank] for rank in measured.lines[line]}) if hosts else []
+        where = (
+            f" (hosts {', '.join(on[:_MAX_RANKS_SHOWN])}{' ...' if len(on) > _MAX_RANKS_SHOWN else ''})" if on else ""
+        )
+        slow_text = (
+            f"{name} of {_ranks(measured.lines[line])}{where} has {1e-6 * rates[line]:.4g} MB/s, "
+            f"the median {name} {1e-6 * statistics.median_high(rates):.4g}; look at its links and other load"
+        )
+        findings.append({"name": "slow link", "good": False, "text": slow_text})
+    return findings
+
+
+def slow_lines(measured: AxisMeasurement) -> list[int]:
+    """Numbers of the lines below half of the median rate of their axis; of two, the upper one is the median."""
+    median = statistics.median_high(measured.bytes_per_second)
+    return [line for line, rate in enumerate(measured.bytes_per_second) if rate < _SLOW * median]
+
+
+def _crosses_hosts(shape: GridShape, axis: int, hosts: Sequence[str]) -> bool:
+    return any(len({hosts[other] for other in shape.axis_ranks(rank, axis)}) > 1 for rank in range(len(hosts)))
+
+
+def _position(shape: GridShape, rank: int) -> str:
+    return "(" + ", ".join(str(along) for along in shape.coordinates(rank)) + ")"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
+        return f"ranks {ranks[0]} to {ranks[-1]}"
+    shown = ", ".join(str(rank) for rank in ranks[:_MAX_RANKS_SHOWN])
+    more = f" and {len(ranks) - _MAX_RANKS_SHOWN} more" if len(ranks) > _MAX_RANKS_SHOWN else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
+
+
+def _range(values: Sequence[float], factor: float, unit: str) -> str:
+    low, high = (f"{factor * value:.3g}" for value in (min(values), max(values)))
+    return f"{low} {unit}" if low == high else f"{low} to {high} {unit}"

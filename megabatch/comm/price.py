@@ -1,0 +1,173 @@
+"""Seconds that an all-reduce takes, from its phases and from the latency and rate of each axis. Imports no torch.
+
+With S bytes in the message, a phase moves chunks of c = share * S (ring and direct: divided by the ranks of the axis).
+Chunks of rings and chains travel as k segments of s = c / k. A link has latency a (tiny message, from send to arrival,
+software included), overhead o (each further message of the same sender) and rate B. With n dependent steps:
+
+    ring      (n - 1) * max(a + s/B, k*o + c/B)  +  a + c/B
+    chain     n * (a + s/B)  +  (k - 1) * (o + s/B)
+    direct    n * (a + (p - 1)*o + p*c/B)           p peers at once, `exchange` included
+    halving   sum over its steps of a + c/B         each with its own c and distance
+
+One segment makes the ring n * (a + c/B), the usual model. With several, a rank forwards the first segment while others
+still arrive, so latency and bytes hide each other and the larger of the two counts per step.
+
+Rates are shared: a link that serves q ranks gives each B / q while all of them send, as in the columns of a torus, and
+B to a rank that sends alone: a leader, or the one rank of a host whose right neighbour in the flat ring lives on
+another host. Ranks do not step in unison, so a flat ring of unequal links pays the *mean* latency of its hops, but the
+bytes of its slowest link; of halving-doubling each step uses the axis that its distance spans.
+
+Lanes run side by side: the longest decides, unless one axis needs longer for the bytes of all lanes. Not modelled: the
+adding up (rates measured on whole collectives contain it), rounding of uneven chunks, and start skew, which merely
+adds. "backend" is priced as our ring; measure it instead where possible.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megabatch.comm.phases import WORLD, Phase, Step, num_lanes
+from megabatch.comm.shape import GridShape
+from megabatch.errors import ConfigError
+
+__all__ = ["DEFAULT_SEGMENT_BYTES", "MAX_SEGMENTS", "LinkCost", "all_reduce_seconds", "phase_seconds"]
+
+DEFAULT_SEGMENT_BYTES = 256 * 1024
+MAX_SEGMENTS = 16
+"""Both as in `allreduce` and `primitives`, which import torch; a test holds them together."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCost:
+    """One axis of a grid: what a message along it costs.
+
+    latency_seconds: a tiny message, one way, with its receive posted. bytes_per_second: one rank sending alone.
+    message_overhead_seconds: each further message of the same sender. ranks_per_link: how many ranks divide the rate
+    when all send at once; measured values need not be whole.
+    """
+
+    latency_seconds: float
+    bytes_per_second: float
+    message_overhead_seconds: float = 0.0
+    ranks_per_link: float = 1.0
+
+    def __post_init__(self) -> None:
+        values = (self.latency_seconds, self.bytes_per_second, self.message_overhead_seconds, self.ranks_per_link)
+        if not all(math.isfinite(value) for value in values) or min(values[0], values[2]) < 0 or values[1] <= 0:
+            raise ConfigError(
+                f"link cost {values} (latency, rate, overhead, sharing); give finite times and a rate > 0"
+            )
+        if self.ranks_per_link < 1:
+            raise ConfigError(f"{self.ranks_per_link:g} ranks per link; give 1 when ranks do not share it, or more")
+
+    def rate(self, *, alone: bool) -> float:
+        """Bytes per second of one rank, when it sends alone or together with those that share its link."""
+        return self.bytes_per_second if alone else self.bytes_per_second / self.ranks_per_link
+
+
+@dataclass(frozen=True, slots=True)
+class _Hop:
+    """A kind of hop in a ring: its part of all hops, and its cost."""
+
+    weight: float
+    latency: float
+    overhead: float
+    rate: float
+
+
+def all_reduce_seconds(
+    phase_list: Sequence[Phase],
+    shape: GridShape,
+    links: Sequence[LinkCost],
+    message_bytes: float,
+    segment_bytes: int = DEFAULT_SEGMENT_BYTES,
+) -> float:
+    """Seconds of the whole phase list; `links[axis]` is the cost of that axis of `shape`."""
+    lanes = [0.0] * num_lanes(phase_list)
+    busy = [0.0] * len(shape.sizes)
+    for phase in phase_list:
+        lanes[phase.lane] += phase_seconds(phase, shape, links, message_bytes, segment_bytes)
+        if phase.axis != WORLD:
+            rate = links[phase.axis].rate(alone=phase.leaders)
+            busy[phase.axis] += float(phase.sent_share()) * message_bytes / rate
+    return max(*lanes, *busy) if len(lanes) > 1 else lanes[0]
+
+
+def phase_seconds(
+    phase: Phase,
+    shape: GridShape,
+    links: Sequence[LinkCost],
+    message_bytes: float,
+    segment_bytes: int = DEFAULT_SEGMENT_BYTES,
+) -> float:
+    """Seconds of one phase, by the formulas above."""
+    if len(links) != len(shape.sizes):
+        raise ConfigError(f"{len(links)} link costs for grid {shape.text}; give {len(shape.sizes)}, one per axis")
+    if phase.size == 1:
+        return 0.0
+    steps = phase.steps()
+    if phase.pattern in ("ring", "backend") and phase.operation != "exchange":
+        return _ring_seconds(_hops(phase, shape, links), steps[0], message_bytes, segment_bytes)
+    if phase.pattern == "chain":
+        return _chain_seconds(_hops(phase, shape, links), steps[0], message_bytes, segment_bytes)
+    return sum(_step_seconds(phase, step, shape, links, message_bytes) for step in steps)
+
+
+def _ring_seconds(hops: Sequence[_Hop], step: Step, message_bytes: float, segment_bytes: int) -> float:
+    chunk = float(step.share) * message_bytes
+    count = _num_segments(chunk, segment_bytes)
+    move = sum(hop.weight * (hop.latency + chunk / count / hop.rate) for hop in hops)
+    stay = max(count * hop.overhead + chunk / hop.rate for hop in hops)
+    last = max(hop.latency + chunk / hop.rate for hop in hops)
+    return (step.count - 1) * max(move, stay) + last
+
+
+def _chain_seconds(hops: Sequence[_Hop], step: Step, message_bytes: float, segment_bytes: int) -> float:
+    chunk = float(step.share) * message_bytes
+    count = _num_segments(chunk, segment_bytes)
+    move = sum(hop.weight * (hop.latency + chunk / count / hop.rate) for hop in hops)
+    stay = max(hop.overhead + chunk / count / hop.rate for hop in hops)
+    return step.count * move + (count - 1) * stay
+
+
+def _step_seconds(phase: Phase, step: Step, shape: GridShape, links: Sequence[LinkCost], message_bytes: float) -> float:
+    """Equal steps that use no segments: one message to each of `peers`."""
+    axis = phase.axis if phase.axis != WORLD else _spanned_axis(shape, step.distance)
+    link = links[axis]
+    sent = step.peers * float(step.share) * message_bytes
+    software = link.latency_seconds + (step.peers - 1) * link.message_overhead_seconds
+    return step.count * (software + sent / link.rate(alone=phase.leaders))
+
+
+def _hops(phase: Phase, shape: GridShape, links: Sequence[LinkCost]) -> list[_Hop]:
+    """The kinds of hops from position to position + 1 along the axis of a phase."""
+    if phase.axis != WORLD:
+        return [_hop(links[phase.axis], 1.0, alone=phase.leaders)]
+    hops = []
+    fast = max(axis for axis, size in enumerate(shape.sizes) if size > 1)
+    for axis, size in enumerate(shape.sizes):
+        if size > 1:
+            # Of all ranks in a row of ranks, those whose step to the next changes `axis` and nothing slower.
+            slower = math.prod(shape.sizes[:axis])
+            starts = slower * size - (slower if axis > 0 and slower > 1 else 0)
+            hops.append(_hop(links[axis], starts / shape.num_ranks, alone=axis != fast))
+    return hops
+
+
+def _hop(link: LinkCost, weight: float, *, alone: bool) -> _Hop:
+    return _Hop(weight, link.latency_seconds, link.message_overhead_seconds, link.rate(alone=alone))
+
+
+def _spanned_axis(shape: GridShape, distance: int) -> int:
+    """The slowest axis along which two ranks `distance` apart differ."""
+    for axis in range(len(shape.sizes)):
+        if shape.sizes[axis] > 1 and math.prod(shape.sizes[axis + 1 :]) <= distance:
+            return axis
+    return len(shape.sizes) - 1
+
+
+def _num_segments(chunk_bytes: float, segment_bytes: int) -> int:
+    """As `primitives` cuts them."""
+    return max(1, min(int(chunk_bytes // segment_bytes), MAX_SEGMENTS))

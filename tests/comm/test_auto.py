@@ -1,0 +1,246 @@
+"""`auto`: what is measured decides, all ranks decide alike, and the backend stays unless it is beaten."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from megabatch.comm import auto
+from megabatch.comm.allreduce import all_reduce
+from megabatch.comm.auto import AutoReducer, proven_choices
+from megabatch.comm.calibration import AxisCost, Calibration, MeasuredPoint, write_calibration_file
+from megabatch.comm.grid import ProcessGrid
+from megabatch.comm.hook import gradient_hook
+from megabatch.comm.select import Choice, Prediction, predictions
+from megabatch.comm.shape import GridShape
+from megabatch.errors import ConfigError
+from tests.ranks import run_ranks
+
+SHAPE = GridShape((2, 2))
+SIZES = (4096, 65536, 2**20)
+LINK = {"latency_seconds": 1e-3, "bytes_per_second": 1e8, "message_overhead_seconds": 1e-5}
+CALIBRATION = Calibration(
+    "2x2",
+    2,
+    "gloo",
+    (AxisCost("column", 2, **LINK), AxisCost("row", 2, **LINK)),
+    (MeasuredPoint("backend", 4096, 6e-3), MeasuredPoint("backend", 2**20, 20e-3)),
+)
+
+
+def _decide(
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: Callable[[str, int], float],
+    budget_seconds: float = 10.0,
+    calibration: Calibration = CALIBRATION,
+) -> tuple[tuple[Choice, ...], list[tuple[int, int]]]:
+    """Choices when an algorithm takes `seconds(name, bytes)`, and (bytes, rounds) of every race that was run."""
+    races: list[tuple[int, int]] = []
+
+    class FakeReducer:
+        def __init__(self, grid: object, algorithm: str, *, segment_bytes: int) -> None:
+            assert segment_bytes > 0
+
+        def run(self, tensor: torch.Tensor) -> int:
+            return tensor.numel() * 4
+
+    def fake_race(grid: object, runs: Mapping[str, Callable[[], int]], rounds: int) -> dict[str, list[float]]:
+        sizes = {name: run() for name, run in runs.items()}
+        races.append((next(iter(sizes.values())), rounds))
+        return {name: [seconds(name, size)] * rounds for name, size in sizes.items()}
+
+    monkeypatch.setattr(auto, "AllReducer", FakeReducer)
+    monkeypatch.setattr(auto, "race", fake_race)
+    grid: Any = SimpleNamespace(shape=SHAPE)
+    choices = proven_choices(grid, calibration, SIZES, budget_seconds=budget_seconds, device=torch.device("cpu"))
+    return choices, races
+
+
+def test_the_fastest_as_measured_is_chosen_whatever_its_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    dearest = [auto._entrants(predictions(CALIBRATION, SHAPE, size), 1e9, None)[-2].algorithm for size in SIZES]
+    assert [predictions(CALIBRATION, SHAPE, size)[0].algorithm for size in SIZES] != dearest
+    by_size = dict(zip(SIZES, dearest, strict=True))
+    choices, races = _decide(monkeypatch, lambda name, size: 1e-3 if name == by_size[size] else 2e-3)
+    assert [choice.algorithm for choice in choices] == dearest
+    assert [choice.message_bytes for choice in choices] == list(SIZES)
+    assert all(choice.predicted_seconds == 1e-3 for choice in choices)
+    assert choices[0].reason.startswith(f"4 KiB: {dearest[0]}, 1 ms measured, against ")
+    assert "backend 2 ms" in choices[0].reason
+    assert races == [(size, rounds) for size in SIZES for rounds in (1, 9)]
+
+
+def _own_by_ratio(ratio: float, name: str, size: int) -> float:
+    return 1e-3 * (1 if name == "backend" else ratio)
+
+
+def test_the_backend_stays_when_nothing_is_clearly_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    for ratio, wanted in ((1.5, "backend"), (0.96, "backend"), (0.94, "other")):
+        choices, _ = _decide(monkeypatch, partial(_own_by_ratio, ratio))
+        assert all((choice.algorithm == "backend") == (wanted == "backend") for choice in choices), ratio
+        assert all("\n" not in choice.reason for choice in choices)
+
+
+def test_a_size_too_long_to_try_follows_the_one_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.1 s in all: 4 KiB uses most of it, and the sizes above would take longer than what is left."""
+
+    def own_wins(name: str, size: int) -> float:
+        return 0.03 if name == "backend" else 0.02
+
+    choices, races = _decide(monkeypatch, own_wins, budget_seconds=0.1)
+    assert [size for size, _ in races] == [4096]
+    assert choices[0].algorithm != "backend"
+    assert "not tried" in choices[1].reason
+    assert "the price corrected at 4 KiB" in choices[1].reason
+    assert choices[1].algorithm != "backend"
+
+    def backend_wins(name: str, size: int) -> float:
+        return 0.02 if name == "backend" else 0.03
+
+    choices, _ = _decide(monkeypatch, backend_wins, budget_seconds=0.1)
+    assert [choice.algorithm for choice in choices] == ["backend"] * 3
+    assert choices[2].reason == "1 MiB: backend, not tried (too long for start-up); it won at 4 KiB"
+
+    choices, races = _decide(monkeypatch, own_wins, budget_seconds=0.0)
+    assert races == []
+    assert {choice.algorithm for choice in choices} == {"backend"}
+
+
+def test_fewer_take_part_where_time_is_short() -> None:
+    ranked = [
+        Prediction(name, 1, seconds, False) for name, seconds in (("exchange", 1.0), ("direct", 1.2), ("torus", 1.2))
+    ]
+    ranked += [
+        Prediction("hierarchical", 1, 1.5, False),
+        Prediction("backend", 1, 2.0, True),
+        Prediction("ring", 1, 2.1, False),
+    ]
+
+    def names(left_seconds: float, below: auto._Proof | None = None) -> list[str]:
+        return [entrant.algorithm for entrant in auto._entrants(ranked, left_seconds, below)]
+
+    assert names(100) == ["exchange", "direct", "hierarchical", "backend"]  # torus has direct's price, ring is far off
+    assert names(5) == ["exchange", "direct", "backend"]
+    assert names(3) == ["exchange", "backend"]
+    assert names(2.9) == []
+    below = auto._Proof(Choice(1, "direct", 1, 1, 1, ""), {"direct": 1.0, "backend": 3.0}, {})
+    assert names(7, below) == ["exchange", "backend"]
+
+
+def test_a_corrected_price_can_speak_for_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Own algorithms win at 4 KiB but took many times their price: at 1 MiB that no longer beats the backend."""
+    points = (MeasuredPoint("backend", 4096, 0.055), MeasuredPoint("backend", 2**20, 0.06))
+    calibration = replace(CALIBRATION, points=points)
+    choices, races = _decide(monkeypatch, lambda name, size: 0.06 if name == "backend" else 0.05, 0.35, calibration)
+    assert [size for size, _ in races] == [4096]
+    assert choices[0].algorithm != "backend"
+    assert choices[2].algorithm == "backend"
+    assert choices[2].reason.endswith("the price corrected at 4 KiB has nothing faster")
+
+
+def _reduce(rank: int, folder: str) -> dict[str, Any]:
+    """Auto on real ranks, its choice left to the machine; the results must be right whatever it is."""
+    told: dict[str, Any] = {"records": []}
+    handler = logging.Handler()
+    handler.emit = lambda record: told["records"].append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("megabatch.comm.auto").addHandler(handler)
+    logging.getLogger("megabatch.comm.auto").setLevel(logging.INFO)
+    grid = ProcessGrid.build("2x2", timeout_seconds=30)
+    reducer = AutoReducer(grid, average=True, sizes=(4096, 40000), proof_seconds=0.5)
+    told["choices"] = reducer.choices
+    told["means"] = []
+    for numel in (0, 1, 1001, 20000):
+        tensor = torch.arange(float(numel)) + rank
+        reducer.run(tensor)
+        told["means"].append(torch.equal(tensor, torch.arange(float(numel)) + 1.5))
+    told["picked"] = reducer.choice_for(4000) == reducer.choices[0] and reducer.choice_for(10**9) == reducer.choices[1]
+
+    # A file on rank 0 counts, also for the others, which name another.
+    path = Path(folder) / ("calibration.json" if rank == 0 else "nowhere.json")
+    if rank == 0:
+        write_calibration_file(path, CALIBRATION)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(auto, "SIZE_CLASSES_BYTES", None)
+        patch.setattr(auto, "calibrate", None)
+        told["shared"] = auto.shared_calibration(grid, path) == CALIBRATION
+    told["errors"] = []
+    wrong_grid = Calibration("1x4", 1, "gloo", (AxisCost("a", 1, 0, 1), AxisCost("b", 4, 1, 1, ranks_per_link=4)))
+    for bad in (Path(folder) / "missing.json", wrong_grid):
+        try:
+            auto.shared_calibration(grid, bad)
+        except ConfigError as error:
+            told["errors"].append(str(error))
+    return told
+
+
+def test_all_ranks_choose_alike_and_reduce_rightly(tmp_path: Path) -> None:
+    answers = run_ranks(4, _reduce, str(tmp_path))
+    records = [told.pop("records") for told in answers]
+    assert all(told == answers[0] for told in answers)
+    told = answers[0]
+    assert told["means"] == [True] * 4
+    assert told["picked"]
+    assert told["shared"]
+    assert records == [[f"all-reduce of {choice.reason}" for choice in told["choices"]], [], [], []]
+    assert "missing.json" in told["errors"][0]
+    assert "says nothing about grid 2x2" in told["errors"][1]
+
+
+def _hook(rank: int) -> list[Any]:
+    """The hook with choices forced, so that it is known which of them must keep to one thread."""
+    told: list[Any] = []
+    for algorithms in (("exchange", "torus"), ("direct", "backend")):
+        grid = ProcessGrid.build("2x2", timeout_seconds=30)
+        with pytest.MonkeyPatch.context() as patch:
+            choices = tuple(
+                Choice(size, name, 2**16, 25.0, 1.0, f"{size}: {name}, as told")
+                for size, name in zip((1000, 100_000), algorithms, strict=True)
+            )
+            patch.setattr(auto, "_choices", lambda *_, forced=choices: forced)
+            state, _ = gradient_hook(grid, algorithm="auto", buckets_in_flight=2)
+            sizes = (7, 40_000, 200, 30_001, 1, 50_000)
+            futures = [
+                state.reduce_buffer(torch.full((numel,), float(rank + index)), index)
+                for index, numel in enumerate(sizes)
+            ]
+            told.append([float(future.wait()[-1]) for future in futures])
+            tensor = torch.full((5,), float(rank))
+            all_reduce(tensor, grid, "auto")
+            told.append((state._count, state.explanation, sorted(state.take_phase_seconds()), tensor.tolist()))
+            state.close()
+    return told
+
+
+def test_the_hook_takes_auto_and_keeps_the_backend_in_order() -> None:
+    for told in run_ranks(4, _hook):
+        means = [1.5 + index for index in range(6)]
+        assert told[0] == told[2] == means
+        count, explanation, phase_names, total = told[1]
+        assert count == 2
+        assert explanation == ["1000: exchange, as told", "100000: torus, as told"]
+        assert "row reduce-scatter" in phase_names
+        assert "row exchange" in phase_names
+        assert total == [6.0] * 5
+        assert told[3][0] == 1
+        assert "world all-reduce" in told[3][2]
+
+
+def _alone(rank: int) -> tuple[str, list[float], str]:
+    grid = ProcessGrid.build("1x1", timeout_seconds=10)
+    reducer = AutoReducer(grid)
+    tensor = torch.ones(3)
+    reducer.run(tensor)
+    with pytest.raises(ConfigError, match="no message sizes"):
+        AutoReducer(grid, sizes=())
+    return reducer.explanation[0], tensor.tolist(), ", ".join(reducer.algorithms)
+
+
+def test_a_single_rank_has_nothing_to_choose() -> None:
+    assert run_ranks(1, _alone) == [("a single rank: nothing to reduce", [1.0] * 3, "backend")]
