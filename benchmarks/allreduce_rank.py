@@ -1,36 +1,36 @@
 """What one rank of `allreduce_networks` does: iterations of all algorithms in turn, timed and checked.
 
 An algorithm may carry a segment size, `torus@65536`. `backend` is Gloo's own all-reduce on the default group, called
-as DDP calls it; everything else, `ring` included, is megabatch's own code. `auto` is what `megabatch.comm.select`
-chooses for the message.
+as DDP calls it; everything else, `ring` included, is megabatch's own code. `auto` is what megabatch chooses for the
+message after measuring and proving, with its defaults.
 """
 
 from __future__ import annotations
 
-import importlib
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from benchmarks.gate import StartGate
-from megabatch.comm.allreduce import DEFAULT_SEGMENT_BYTES, AllReducer
+from megabatch.comm.allreduce import AllReducer
+from megabatch.comm.auto import AutoReducer
+from megabatch.comm.calibration import Calibration
 from megabatch.comm.grid import ProcessGrid
+from megabatch.comm.measure import calibrate
+from megabatch.comm.price import DEFAULT_SEGMENT_BYTES
 
 __all__ = ["CellPlan", "RankReport", "contribution", "exact_sum", "parse_algorithm", "run_cells"]
 
 _TIMEOUT_SECONDS = 120.0
-_WARM_UPS = 2
 _PERIOD = 8191  # prime, so that no chunk or segment boundary falls on it regularly
-_PING_ROUNDS = 30
-_LOAD_BYTES = 2_000_000
-_LOAD_ROUNDS = 3
+_FEW_WARM_UPS_BYTES = 50_000_000
+
+Reduce = Callable[[torch.Tensor], object]
 
 
 @dataclass(frozen=True)
@@ -41,20 +41,23 @@ class CellPlan:
     iterations: int
     algorithms: tuple[str, ...]
 
+    @property
+    def warm_ups(self) -> int:
+        """Two, as buffers are made in the first call and kept from the second on; huge messages get one."""
+        return 1 if self.message_bytes >= _FEW_WARM_UPS_BYTES else 2
+
 
 @dataclass
 class RankReport:
-    """What a rank saw: end times after the agreed start, wrong results, what `auto` chose, its links.
+    """What a rank saw. seconds[cell][algorithm][iteration]: from the agreed start to its own end.
 
-    seconds[cell][algorithm] has one entry per iteration. links: axis name -> (one-way seconds of an empty message,
-    bytes per second of a rank while all ranks send along the axis); measured by every rank at the same time.
+    choices: message bytes -> what `auto` took and why. calibration: the links as measured before the first cell.
     """
 
     seconds: list[dict[str, list[float]]] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
-    skipped: dict[str, str] = field(default_factory=dict)
-    choices: list[str] = field(default_factory=list)
-    links: dict[str, tuple[float, float]] = field(default_factory=dict)
+    choices: dict[int, str] = field(default_factory=dict)
+    calibration: Calibration | None = None
 
 
 def contribution(rank: int, numel: int) -> torch.Tensor:
@@ -64,9 +67,9 @@ def contribution(rank: int, numel: int) -> torch.Tensor:
 
 def exact_sum(num_ranks: int, numel: int) -> torch.Tensor:
     """The sum of all contributions, computed in whole numbers without any collective."""
-    period = torch.arange(min(numel, _PERIOD))
+    period = torch.arange(_PERIOD)
     total = sum((period * (rank + 3) % 23 + rank for rank in range(num_ranks)), torch.zeros_like(period))
-    return total.repeat(-(-numel // len(total)))[:numel].to(torch.float32)
+    return total.to(torch.float32).repeat(-(-numel // _PERIOD))[:numel]
 
 
 def parse_algorithm(text: str) -> tuple[str, int]:
@@ -80,94 +83,53 @@ def run_cells(rank: int, grid_text: str, cells: tuple[CellPlan, ...], gate_file:
     dist.init_process_group("gloo", timeout=timedelta(seconds=_TIMEOUT_SECONDS))
     grid = ProcessGrid.build(grid_text, timeout_seconds=_TIMEOUT_SECONDS)
     gate = StartGate(gate_file, rank, grid.world_size, _TIMEOUT_SECONDS)
-    report = RankReport()
-    for axis, name in enumerate(grid.shape.names):
-        report.links[name] = _measure_axis(grid, axis, gate)
+    report = RankReport(calibration=calibrate(grid))
+    auto = None
+    if any("auto" in cell.algorithms for cell in cells):
+        auto = AutoReducer(grid, calibration=report.calibration)
     for cell in cells:
-        report.seconds.append(_run_cell(grid, cell, gate, report))
+        reduces = {text: _reduce_function(grid, text, auto) for text in cell.algorithms}
+        report.seconds.append(_run_cell(grid, cell, reduces, gate, report.wrong))
+        if auto is not None:
+            report.choices[cell.message_bytes] = auto.choice_for(cell.message_bytes).reason
     gate.wait()
     grid.close()
     dist.destroy_process_group()
     return report
 
 
-def _run_cell(grid: ProcessGrid, cell: CellPlan, gate: StartGate, report: RankReport) -> dict[str, list[float]]:
+def _run_cell(
+    grid: ProcessGrid, cell: CellPlan, reduces: dict[str, Reduce], gate: StartGate, wrong: list[str]
+) -> dict[str, list[float]]:
     numel = cell.message_bytes // 4
     own = contribution(grid.rank, min(numel, 64 * _PERIOD))
     message = torch.empty(numel)
-    reduces: dict[str, Callable[[torch.Tensor], object]] = {}
-    for text in cell.algorithms:
-        reduce = _reduce_function(grid, text, cell.message_bytes, report)
-        if reduce is not None:
-            reduces[text] = reduce
     seconds: dict[str, list[float]] = {text: [] for text in reduces}
     order = list(reduces)
-    for iteration in range(-_WARM_UPS, cell.iterations):
+    for iteration in range(-cell.warm_ups, cell.iterations):
         for text in order:
             _refill(message, own)
             start = gate.wait()
             reduces[text](message)
             if iteration >= 0:
                 seconds[text].append(time.perf_counter() - start)
-            if iteration == -1 and not torch.equal(message, exact_sum(grid.world_size, numel)):
-                report.wrong.append(f"{text}, {cell.message_bytes} bytes")
+            elif iteration == -1 and not torch.equal(message, exact_sum(grid.world_size, numel)):
+                wrong.append(f"{text}, {cell.message_bytes} bytes, rank {grid.rank}")
         order = order[1:] + order[:1]  # nobody always follows the same neighbour
     return seconds
 
 
-def _reduce_function(
-    grid: ProcessGrid, text: str, message_bytes: int, report: RankReport
-) -> Callable[[torch.Tensor], object] | None:
+def _reduce_function(grid: ProcessGrid, text: str, auto: AutoReducer | None) -> Reduce:
     name, segment_bytes = parse_algorithm(text)
     if name == "backend":
         return dist.all_reduce
     if name == "auto":
-        return _auto(grid, message_bytes, report)
+        assert auto is not None
+        return auto.run
     return AllReducer(grid, name, segment_bytes=segment_bytes).run
 
 
-def _auto(grid: ProcessGrid, message_bytes: int, report: RankReport) -> Callable[[torch.Tensor], object] | None:
-    """The chooser's all-reduce, or None and a reason where this installation has none."""
-    try:
-        select: Any = importlib.import_module("megabatch.comm.select")
-        reducer = select.auto_reducer(grid)
-    except (ImportError, AttributeError) as error:
-        report.skipped["auto"] = str(error)
-        return None
-    return reducer.run  # type: ignore[no-any-return]
-
-
 def _refill(message: torch.Tensor, own: torch.Tensor) -> None:
+    """Write the contribution, whose period divides `own` unless the message is as short as that."""
     for block in message.split(len(own)):
         block.copy_(own[: len(block)])
-
-
-def _measure_axis(grid: ProcessGrid, axis: int, gate: StartGate) -> tuple[float, float]:
-    """One-way seconds of an empty message between neighbours, and bytes/s of each rank while all send."""
-    if grid.axis_size(axis) == 1:
-        return 0.0, float("inf")
-    group, position, size = grid.group(axis), grid.axis_position(axis), grid.axis_size(axis)
-    left, right = grid.axis_ranks(axis)[position - 1], grid.axis_ranks(axis)[(position + 1) % size]
-    token = torch.zeros(1)
-    rounds = []
-    gate.wait()
-    for _ in range(_PING_ROUNDS):  # a token once round the ring: `size` hops one after another
-        start = time.perf_counter()
-        receive = dist.irecv(token, left, group=group)
-        if position == 0:
-            dist.send(token, right, group=group)
-            receive.wait()
-        else:
-            receive.wait()
-            dist.send(token, right, group=group)
-        rounds.append((time.perf_counter() - start) / size)
-    load, buffer = torch.zeros(_LOAD_BYTES // 4), torch.empty(_LOAD_BYTES // 4)
-    speeds = []
-    for _ in range(_LOAD_ROUNDS):
-        start = gate.wait()
-        works = [dist.irecv(buffer, left, group=group), dist.isend(load, right, group=group)]
-        for work in works:
-            assert work is not None
-            work.wait()
-        speeds.append(_LOAD_BYTES / (time.perf_counter() - start))
-    return statistics.median(rounds), statistics.median(speeds)

@@ -161,7 +161,7 @@ def _no_buffer_sync() -> dict[str, Any]:
 def _gradient_hook(
     config: Config, world: World, shape: GridShape, device: torch.device
 ) -> tuple[ExposedTimeHook, list[str]]:
-    """The backend's own all-reduce, or an algorithm of ours over the grid, timed; and why "auto" chose what it chose."""
+    """The backend's own all-reduce, or an algorithm of ours over the grid, timed; and what "auto" chose."""
     settings = config.comm
     if world.size == 1 or (settings.algorithm == "backend" and settings.wire == "fp32"):
         return ExposedTimeHook(device), []
