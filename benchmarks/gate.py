@@ -81,6 +81,8 @@ def local_ranks(num_ranks: int, fn: Callable[..., T], *args: Any, timeout_second
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    # The server that ranks are forked from may be shared with later laboratories, whose hosts have no names to look up.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     context = mp.get_context("forkserver")
     pool = ProcessPoolExecutor(num_ranks, mp_context=context)
     try:
