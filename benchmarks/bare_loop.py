@@ -1,7 +1,7 @@
 """A plain DDP training loop, written by hand the way a careful PyTorch user writes it: the peer of engine_overhead.py.
 
 Same network, same pictures, same batch, same ghost batches accumulated under `no_sync`, same augmentation (pad, random
-crop, flip), same optimiser. No checkpoints, no evaluation, no logging but a list of times.
+crop, flip), same optimiser. No checkpoints, no evaluation, no logging but a line with the time.
 
     torchrun --nproc-per-node 2 -m benchmarks.bare_loop --updates 40
 """
@@ -66,7 +66,7 @@ def main() -> None:
     per_rank = options.batch_total // size
     ghosts = per_rank // options.ghost_batch
     order = torch.randperm(len(labels))
-    times = []
+    log = options.output.open("w") if rank == 0 else None
     for update in range(options.updates):
         start = (update * options.batch_total + rank * per_rank) % (len(labels) - options.batch_total)
         optimizer.zero_grad(set_to_none=True)
@@ -79,9 +79,8 @@ def main() -> None:
                 loss.backward()
         optimizer.step()
         loss.item()
-        times.append(time.perf_counter())
-    if rank == 0:
-        options.output.write_text(json.dumps(times))
+        if log is not None:
+            print(json.dumps({"wall_seconds": time.perf_counter()}), file=log, flush=True)
     dist.destroy_process_group()
 
 

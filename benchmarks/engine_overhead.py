@@ -1,11 +1,12 @@
 """What the engine costs: time per update of `megabatch train` over a bare hand-written DDP loop.
 
-    python -m benchmarks.engine_overhead [--rounds 8] [--updates 40] [--workers 2]
+    python -m benchmarks.engine_overhead [--rounds 12] [--block-seconds 3] [--workers 2]
 
-Both train the demo's network on Fashion-MNIST with the same batch and ghost batches. Rounds alternate (engine, bare,
-bare, engine, ...), each round starts fresh processes, the first `--warm-up` updates of each are dropped, and a round's
-time is the median over its updates of the wall-clock from the end of one update to the end of the next: logging,
-progress, metrics and TensorBoard of the engine are inside. The ratio is taken between neighbours in time.
+Both train the demo's network on Fashion-MNIST with the same batch and ghost batches, both are started once, and then
+take turns of a few seconds: one is stopped (SIGSTOP) while the other runs, in the order engine, bare, bare, engine.
+An update's time is the wall-clock from its end back to the end of the one before, so logging, progress, metrics and
+TensorBoard of the engine are inside; updates that span a stop are left out. A round's ratio is between the medians of
+its two blocks, next to each other in time.
 """
 
 from __future__ import annotations
@@ -16,84 +17,130 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from itertools import pairwise
 from pathlib import Path
 
+import psutil
+
 TARGET = 1.03
+MANY_UPDATES = 1_000_000
 
 
-def engine_seconds(workers: int, updates: int, warm_up: int, folder: Path) -> float:
-    output = folder / "run"
-    command = [sys.executable, "-m", "megabatch", "train", "demo", "--workers", str(workers), "--output", str(output)]
-    settings = [f"train.max_updates={updates}", "train.evaluate_every_epochs=0", "checkpoint.every_epochs=0"]
+class Contestant:
+    """A training under way: a launcher, its workers, and the file to which it writes a line per update."""
+
+    def __init__(self, words: list[str], log: Path) -> None:
+        self.log = log
+        self._process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def ends(self) -> list[float]:
+        """When each update so far ended, in seconds on the contestant's own clock."""
+        if self._process.poll() is not None:
+            raise SystemExit(f"{self.log.name} stopped being written: the run ended with {self._process.returncode}")
+        if not self.log.exists():
+            return []
+        lines = self.log.read_bytes().split(b"\n")[:-1]
+        return [json.loads(line)["wall_seconds"] for line in lines]
+
+    def wait_for(self, updates: int, seconds: float = 180.0) -> None:
+        deadline = time.monotonic() + seconds
+        while len(self.ends()) < updates:
+            if time.monotonic() > deadline:
+                raise SystemExit(f"no {updates} updates within {seconds:g} s")
+            time.sleep(0.1)
+
+    def pause(self) -> None:
+        for process in self._family():
+            process.suspend()
+
+    def run_for(self, seconds: float) -> list[float]:
+        """Let it run for a while; the times of the updates that lie within."""
+        before = len(self.ends())
+        for process in self._family():
+            process.resume()
+        time.sleep(seconds)
+        self.pause()
+        # The first update of the block began before the pause.
+        return [end - start for start, end in pairwise(self.ends()[before:])]
+
+    def kill(self) -> None:
+        for process in self._family():
+            process.kill()
+        self._process.wait(timeout=30)
+
+    def _family(self) -> list[psutil.Process]:
+        launcher = psutil.Process(self._process.pid)
+        return [*launcher.children(recursive=True), launcher]
+
+
+def start_engine(workers: int, folder: Path) -> Contestant:
+    settings = ["train.epochs=100000", "train.evaluate_every_epochs=0", "checkpoint.every_epochs=0"]
     settings += ["optimizer.learning_rate=0.1", "train.threads_per_worker=1", "train.batch_total=1024"]
     settings += ["comm.algorithm=backend"]  # as the bare loop: what is compared is the engine, not the all-reduce
-    subprocess.run(
-        [*command, *(word for setting in settings for word in ("--set", setting))],
-        check=True,
-        stdout=subprocess.DEVNULL,
-        timeout=600,
-    )
-    rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-    # The last update is followed by the final evaluation, which the bare loop does not have.
-    return per_update([row["wall_seconds"] for row in rows[:-1]], warm_up)
+    words = [sys.executable, "-m", "megabatch", "train", "demo", "--workers", str(workers), "--output", str(folder)]
+    words += [word for setting in settings for word in ("--set", setting)]
+    return Contestant(words, folder / "metrics.jsonl")
 
 
-def bare_seconds(workers: int, updates: int, warm_up: int, folder: Path) -> float:
-    output = folder / "times.json"
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
-    subprocess.run(
-        [*launcher, "-m", "benchmarks.bare_loop", "--updates", str(updates), "--output", str(output)],
-        check=True,
-        stderr=subprocess.DEVNULL,
-        timeout=600,
-    )
-    return per_update(json.loads(output.read_text())[:-1], warm_up)
+def start_bare(workers: int, log: Path) -> Contestant:
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
+    words += ["-m", "benchmarks.bare_loop", "--updates", str(MANY_UPDATES), "--output", str(log)]
+    return Contestant(words, log)
 
 
-def per_update(ends: list[float], warm_up: int) -> float:
-    return statistics.median(b - a for a, b in pairwise(ends[warm_up:]))
+def compare(rounds: int, block_seconds: float, workers: int, folder: Path) -> list[tuple[float, float]]:
+    """(engine, bare) seconds per update of every round."""
+    engine = start_engine(workers, folder / "engine")
+    try:
+        engine.wait_for(5)
+        engine.pause()
+        bare = start_bare(workers, folder / "bare.jsonl")
+        try:
+            bare.wait_for(5)
+            bare.pause()
+            medians = []
+            for number in range(rounds):
+                pair = {}
+                for contestant in (engine, bare) if number % 2 == 0 else (bare, engine):
+                    pair[contestant] = statistics.median(contestant.run_for(block_seconds))
+                medians.append((pair[engine], pair[bare]))
+            return medians
+        finally:
+            bare.kill()
+    finally:
+        engine.kill()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--updates", type=int, default=40)
-    parser.add_argument("--warm-up", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--block-seconds", type=float, default=3.0)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    ratios, engine_times, bare_times = [], [], []
-    for number in range(options.rounds):
-        pair: dict[str, float] = {}
-        for name in ("engine", "bare") if number % 2 == 0 else ("bare", "engine"):
-            run = engine_seconds if name == "engine" else bare_seconds
-            with tempfile.TemporaryDirectory() as folder:
-                pair[name] = run(options.workers, options.updates, options.warm_up, Path(folder))
-        ratios.append(pair["engine"] / pair["bare"])
-        engine_times.append(pair["engine"])
-        bare_times.append(pair["bare"])
-        if not options.json:
-            print(f"round {number + 1}: engine {pair['engine']:.4f} s, bare {pair['bare']:.4f} s, {ratios[-1]:.3f}")
-    ratios.sort()
+    with tempfile.TemporaryDirectory() as folder:
+        medians = compare(options.rounds, options.block_seconds, options.workers, Path(folder))
+    ratios = sorted(engine / bare for engine, bare in medians)
     result = {
         "ratio_median": statistics.median(ratios),
         "ratio_min": ratios[0],
         "ratio_max": ratios[-1],
         "rounds": len(ratios),
-        "updates_per_round": options.updates - options.warm_up - 2,
-        "engine_seconds_per_update": statistics.median(engine_times),
-        "bare_seconds_per_update": statistics.median(bare_times),
+        "engine_seconds_per_update": statistics.median(engine for engine, _ in medians),
+        "bare_seconds_per_update": statistics.median(bare for _, bare in medians),
         "workers": options.workers,
         "target": TARGET,
     }
     if options.json:
         print(json.dumps(result))
-    else:
-        print(
-            f"engine / bare DDP loop: median {result['ratio_median']:.3f} [{ratios[0]:.3f} - {ratios[-1]:.3f}], "
-            f"n = {len(ratios)} rounds, {options.workers} workers (at most {TARGET} wanted)"
-        )
+        return
+    for number, (engine, bare) in enumerate(medians, start=1):
+        print(f"round {number:2}: engine {engine:.4f} s, bare {bare:.4f} s an update, ratio {engine / bare:.3f}")
+    print(
+        f"engine / bare DDP loop: median {result['ratio_median']:.3f} [{ratios[0]:.3f} - {ratios[-1]:.3f}], "
+        f"n = {len(ratios)} rounds, {options.workers} workers (at most {TARGET} wanted)"
+    )
 
 
 if __name__ == "__main__":
