@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 
@@ -15,6 +16,8 @@ def main() -> None:
     from megabatch.cli import app
     from megabatch.errors import MegabatchError
 
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m megabatch` does: a model may be a function in the user's folder
     try:
         code = app(standalone_mode=False)
     except TyperException as error:

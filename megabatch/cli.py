@@ -56,7 +56,9 @@ def train(
     """
     from megabatch.train.entry import TrainRequest, train_here
 
-    overrides = tuple(set_ or ()) + ((f"data.path={json.dumps(str(data), ensure_ascii=False)}",) if data else ())
+    overrides = tuple(set_ or ()) + (
+        (f"data.path={json.dumps(str(data.absolute()), ensure_ascii=False)}",) if data else ()
+    )
     request = TrainRequest(recipe, overrides, workers, grid, output, resume, debug)
     raise typer.Exit(train_here(request, os.environ))
 

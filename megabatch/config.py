@@ -75,6 +75,7 @@ class DataConfig(Section):
 
     source: str = "generated"
     path: str = ""
+    num_classes: Annotated[int, Field(ge=2)] | None = None  # None: what the labels or the folders show
     image_size: Annotated[int, Field(ge=8)] = 224
     mean: tuple[NotNegative, ...] = (0.485, 0.456, 0.406)
     std: tuple[Annotated[float, Field(gt=0)], ...] = (0.229, 0.224, 0.225)

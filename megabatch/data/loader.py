@@ -52,7 +52,7 @@ class GhostLoader:
         worker: int,
         num_workers: int,
         prefetch_ghosts: int = 4,
-        pin_memory: bool = False,
+        pin_for: torch.device | None = None,
     ) -> None:
         self._source = source
         self._augmentation = augmentation
@@ -61,7 +61,7 @@ class GhostLoader:
         self._updates = updates
         self._worker = worker
         self._num_workers = num_workers
-        self._pin_memory = pin_memory
+        self._pin_for = pin_for
         self._queue: queue.Queue[Ghost | Update | BaseException | None]
         self._queue = queue.Queue(maxsize=prefetch_ghosts)
         self._closing = threading.Event()
@@ -107,6 +107,8 @@ class GhostLoader:
 
     def _produce(self) -> None:
         try:
+            if self._pin_for is not None:
+                torch.cuda.set_device(self._pin_for)  # a new thread would open a context on device 0 otherwise
             for update in self._updates:
                 if not self._put(update):
                     return
@@ -125,6 +127,6 @@ class GhostLoader:
             self._source, self._augmentation, self._image_size, self._seed, epochs, samples
         )
         ghost = Ghost(torch.from_numpy(pictures), torch.from_numpy(labels), start // update.ghost_batch, idle)
-        if self._pin_memory:
+        if self._pin_for is not None:
             return Ghost(ghost.pictures.pin_memory(), ghost.labels.pin_memory(), ghost.number, idle)
         return ghost

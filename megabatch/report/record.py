@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from megabatch.errors import DataError
+from megabatch.errors import CheckpointError, DataError
 
 __all__ = ["MetricsLog", "read_json", "read_metrics", "write_atomically", "write_json"]
 
@@ -34,6 +34,8 @@ def write_atomically(path: Path, content: bytes | str) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
+    except OSError as error:
+        raise CheckpointError(f"'{path}' cannot be written: {error.strerror}; make room there, then --resume") from None
     finally:
         beside.unlink(missing_ok=True)
 
@@ -75,8 +77,13 @@ class MetricsLog:
     def append(self, row: dict[str, float | int]) -> None:
         """Write one row and hand it to the operating system at once."""
         plain = {k: (None if isinstance(v, float) and not math.isfinite(v) else v) for k, v in row.items()}
-        self._file.write(json.dumps(plain).encode() + b"\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(plain).encode() + b"\n")
+            self._file.flush()
+        except OSError as error:
+            raise CheckpointError(
+                f"'{self._file.name}' cannot be written: {error.strerror}; make room there, then --resume"
+            ) from None
 
     def close(self) -> None:
         self._file.close()

@@ -47,7 +47,7 @@ class Normaliser:
         mean, std = config.data.mean, config.data.std
         if len(mean) not in (1, channels):
             raise ConfigError(
-                f"data.mean has {len(mean)} values but the pictures have {channels} channels; give 1 or {channels}"
+                f"data.mean has {len(mean)} values but pictures have {channels} channels; give one, or one per channel"
             )
         self._device = device
         self._channels_last = config.train.channels_last
@@ -112,7 +112,7 @@ def set_threads(config: Config, local_size: int) -> None:
 def open_pictures(config: Config) -> tuple[Source, Source]:
     """The training and the validation pictures, checked against each other."""
     data = config.data
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"num_classes": data.num_classes} if data.num_classes else {}
     if data.source == "generated":
         options = {
             "image_size": data.image_size,
@@ -120,9 +120,10 @@ def open_pictures(config: Config) -> tuple[Source, Source]:
             "num_classes": data.generated.num_classes,
             "seed": config.train.seed,
         }
-    path = Path(data.path) if data.path else None
-    train_size = {"num_pictures": data.generated.num_train} if options else {}
-    val_size = {"num_pictures": data.generated.num_val} if options else {}
+    is_generated = data.source == "generated"
+    path = Path(data.path) if data.path and not is_generated else None
+    train_size = {"num_pictures": data.generated.num_train} if is_generated else {}
+    val_size = {"num_pictures": data.generated.num_val} if is_generated else {}
     train = open_source(data.source, path, "train", **options, **train_size)
     val = open_source(data.source, path, "val", **options, **val_size)
     check_same_classes(train, val)

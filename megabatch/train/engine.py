@@ -21,7 +21,7 @@ from safetensors.torch import save as safetensors_bytes
 from megabatch.comm.shape import GridShape
 from megabatch.config import Config
 from megabatch.data.loader import GhostLoader
-from megabatch.errors import TrainingError
+from megabatch.errors import ConfigError, TrainingError
 from megabatch.report.record import write_atomically, write_json
 from megabatch.schedule.batch import Update, iterate_updates, parse_stages
 from megabatch.schedule.clock import Clock
@@ -46,7 +46,7 @@ def train(
     """Train to the end of the recipe, to `max_updates` or to a stop signal; return the summary of the run."""
     progress, stop = Progress(speaks=world.is_first), StopRequest().listen()
     bench = build_workbench(config, world, grid, device)
-    run = RunState(Clock(len(bench.train_source), round(config.train.epochs * len(bench.train_source))))
+    run = RunState(_clock(config, len(bench.train_source)))
     environment = describe_environment(world, _hosts(world), grid, device)
     evaluation: Evaluation | None = None
     stopped_by = ""
@@ -72,7 +72,7 @@ def train(
             result = train_update(bench, update, ghosts, stop.wanted)
             before, run.clock = run.clock, run.clock.after(update.num_samples)
             run.training_seconds += result.update_seconds
-            _judge(config, run, result, rates)
+            _count_skipped(run, result)
 
             is_last = run.clock.samples == end_samples
             is_best, evaluation = False, None
@@ -85,7 +85,10 @@ def train(
             progress.show(run.clock, row)
             if recorder is not None:
                 recorder.append(row)
-            if result.stop_wanted or is_last or is_best or _checkpoint_is_due(config, run.clock, before):
+            _stop_when_diverged(config, run, rates)
+            due = result.stop_wanted or is_last or is_best or _checkpoint_is_due(config, run.clock, before)
+            # A run whose gradients are not finite may be lost: its last good checkpoints must not make way for it.
+            if due and (result.applied or result.stop_wanted):
                 save(bench, run, folder, recorder.num_bytes if recorder else 0, is_best)
             if result.stop_wanted:
                 stopped_by = stop.signal_name or "a signal to another worker"
@@ -100,6 +103,16 @@ def train(
                 write_atomically(folder / "model.safetensors", _weights(bench))
             write_json(folder / "summary.json", summary)
     return summary
+
+
+def _clock(config: Config, num_pictures: int) -> Clock:
+    total_samples = round(config.train.epochs * num_pictures)
+    if total_samples < config.train.ghost_batch:
+        raise ConfigError(
+            f"train.epochs {config.train.epochs:g} of {num_pictures} pictures is {total_samples}, a ghost batch needs "
+            f"{config.train.ghost_batch}; give at least {config.train.ghost_batch / num_pictures:.4g} epochs"
+        )
+    return Clock(num_pictures, total_samples)
 
 
 def _updates(config: Config, clock: Clock) -> Iterator[Update]:
@@ -127,7 +140,7 @@ def _loader(bench: Workbench, updates: Iterator[Update]) -> GhostLoader:
         worker=bench.world.rank,
         num_workers=bench.world.size,
         prefetch_ghosts=config.data.prefetch_ghosts,
-        pin_memory=bench.device.type == "cuda",
+        pin_for=bench.device if bench.device.type == "cuda" else None,
     )
 
 
@@ -143,10 +156,13 @@ def _checkpoint_is_due(config: Config, clock: Clock, before: Clock) -> bool:
     return by_updates or clock.crosses(before, config.checkpoint.every_epochs)
 
 
-def _judge(config: Config, run: RunState, result: UpdateResult, rates: dict[str, float]) -> None:
-    """Count updates that were skipped because the gradient was not finite; too many in a row end the run."""
+def _count_skipped(run: RunState, result: UpdateResult) -> None:
+    """Count updates that the optimiser left out because the gradient was not finite."""
     run.skipped_in_a_row = 0 if result.applied else run.skipped_in_a_row + 1
     run.skipped_updates += not result.applied
+
+
+def _stop_when_diverged(config: Config, run: RunState, rates: dict[str, float]) -> None:
     limit = config.train.max_skipped_updates
     if run.skipped_in_a_row > limit:
         where = f"update {run.clock.updates}, epoch {run.clock.epoch:.3f}, rate {rates['learning_rate']:g}"
@@ -200,7 +216,11 @@ def _row(
 
 
 def _weights(bench: Workbench) -> bytes:
-    tensors = {name: value.detach().cpu().contiguous() for name, value in bench.network.state_dict().items()}
+    # Clones, because weights that are tied share memory and the format does not store that.
+    tensors = {
+        name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, value in bench.network.state_dict().items()
+    }
     # One entry only: the library writes several in an order that changes from run to run.
     return safetensors_bytes(tensors, metadata={"format": "pt"})
 

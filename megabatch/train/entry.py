@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,6 @@ from megabatch.comm.shape import GridShape, near_square, parse_grid
 from megabatch.config import Config
 from megabatch.errors import CheckpointError, LaunchError
 from megabatch.recipes import load_config
-from megabatch.report.record import read_json
 from megabatch.train.folder import check_output, default_output
 from megabatch.train.launch import start_workers
 from megabatch.train.worker import run_as_worker
@@ -35,10 +35,9 @@ class TrainRequest:
     resume: bool = False
     debug: bool = False
 
-    def arguments(self, folder: Path) -> list[str]:
-        """The command line of a worker that does the same in this folder."""
-        words = ["train", self.recipe, "--output", str(folder)]
-        words += [word for override in self.overrides for word in ("--set", override)]
+    def arguments(self, resolved_recipe: Path, folder: Path) -> list[str]:
+        """The command line of a worker that does the same, from settings already resolved, in this folder."""
+        words = ["train", str(resolved_recipe), "--output", str(folder)]
         words += ["--grid", self.grid] if self.grid else []
         words += ["--resume"] * self.resume + ["--debug"] * self.debug
         return words
@@ -65,11 +64,13 @@ def _start_workers(request: TrainRequest, config: Config) -> int:
     _choose_grid(request.grid, num_workers)  # refuse a grid that does not fit before anything is started
     folder = (request.output or default_output(request.recipe)).absolute()
     check_output(folder, config, request.resume)
-    stopped_by = start_workers(num_workers, request.arguments(folder), config.comm.max_restarts)
-    if stopped_by:
-        saved = (folder / "summary.json").is_file() and read_json(folder / "summary.json")["status"] == "stopped"
-        return 0 if saved else 128 + stopped_by
-    return 0
+    with tempfile.TemporaryDirectory(prefix="megabatch-") as scratch:
+        # Workers that are restarted later must not see what has become of the recipe file meanwhile.
+        resolved = Path(scratch) / "recipe.toml"
+        resolved.write_text(config.to_toml(), encoding="utf-8")
+        stopped_by = start_workers(num_workers, request.arguments(resolved, folder), config.comm.max_restarts)
+    ended_well = (folder / "summary.json").is_file()  # stopped with a checkpoint, or finished after all
+    return 128 + stopped_by if stopped_by and not ended_well else 0
 
 
 def _join_and_train(request: TrainRequest, config: Config, world: World) -> int:

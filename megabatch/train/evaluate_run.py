@@ -25,7 +25,7 @@ def evaluate_run(folder: Path, data: Path | None) -> dict[str, Any]:
     config = config_of_run(folder)
     if data is not None:
         config = config.model_copy(update={"data": config.data.model_copy(update={"path": str(data)})})
-    world = read_world(os.environ)
+    world = read_world(os.environ, alone=True)
     set_threads(config, world.local_size if world else 1)
     device, backend = choose_device(config.comm.backend, world)
     with join(world, backend, config.comm.timeout_seconds) if world else nullcontext():
@@ -55,7 +55,8 @@ def evaluate_run(folder: Path, data: Path | None) -> dict[str, Any]:
 
 def _weights(folder: Path) -> tuple[dict[str, Any], str]:
     path = folder / "model.safetensors"
-    if path.is_file():
+    # Without a summary the run has gone on since that model was written.
+    if path.is_file() and (folder / "summary.json").is_file():
         try:
             return load_safetensors(path.read_bytes()), path.name
         except SafetensorError as error:

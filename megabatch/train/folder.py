@@ -33,6 +33,9 @@ _FREE_ON_RESUME = (
     "comm.max_restarts",
     "comm.timeout_seconds",
     "data.path",
+    "data.prefetch_ghosts",
+    "optimizer.learning_rate",  # how a run that diverged is mended
+    "train.evaluation_batch",
     "promise.",
 )
 
@@ -81,7 +84,7 @@ def check_output(folder: Path, config: Config, resume: bool) -> None:
                 f"run folder '{folder}' holds another run: its {name} is {theirs!r}, given {ours!r}{more}; "
                 "resume with the settings of that run, or choose another --output"
             )
-    elif folder.exists() and (not folder.is_dir() or any(p.name != ".lock" for p in folder.iterdir())):
+    elif folder.exists() and (not folder.is_dir() or any(not p.name.startswith(".") for p in folder.iterdir())):
         raise CheckpointError(f"'{folder}' exists and is not a run folder; choose another --output")
 
 

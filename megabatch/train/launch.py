@@ -23,8 +23,9 @@ __all__ = ["ERROR_FILE_VARIABLE", "LAUNCHED_VARIABLE", "error_was_left", "leave_
 LAUNCHED_VARIABLE = "MEGABATCH_LAUNCHED"
 ERROR_FILE_VARIABLE = "MEGABATCH_ERROR_FILE"
 
-# How long workers may take to finish their update and write a checkpoint after SIGTERM.
-_SHUTDOWN_SECONDS = 120
+# How long workers may take to finish their update and write a checkpoint after a signal. One update can be hours of
+# accumulation; whoever sent the signal has a limit of its own and kills when that is over.
+_SHUTDOWN_SECONDS = 24 * 3600
 
 
 def start_workers(num_workers: int, arguments: list[str], max_restarts: int) -> int:

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
+from rich.text import Text
 
 from megabatch.schedule.clock import Clock
 
 __all__ = ["Progress"]
+
+
+class _BarWithText(Bar):
+    """The bar on one row, the numbers on the next, so that both fit a narrow terminal."""
+
+    text = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        yield Text(self.text, no_wrap=True, overflow="ellipsis")
 
 
 class Progress:
@@ -22,7 +33,7 @@ class Progress:
         self._console = Console(highlight=False, soft_wrap=True)
         self._speaks = speaks
         self._line_every_seconds = line_every_seconds
-        self._bar: Bar | None = None
+        self._bar: _BarWithText | None = None
         self._task: TaskID | None = None
         self._last_line = 0.0
         self._began = (0.0, 0)
@@ -51,18 +62,16 @@ class Progress:
             columns = (
                 TextColumn("epoch {task.fields[epoch]}"),
                 BarColumn(bar_width=None),
-                TextColumn("{task.fields[text]}"),
                 TimeElapsedColumn(),
                 TextColumn("eta"),
                 TimeRemainingColumn(),
             )
-            self._bar = Bar(*columns, console=self._console, expand=True)
+            self._bar = _BarWithText(*columns, console=self._console, expand=True)
             self._task = self._bar.add_task(
                 "train",
                 total=self._end_samples,
                 completed=clock.samples,
                 epoch=f"{clock.epoch:.2f}",
-                text="",
             )
             self._bar.start()
 
@@ -72,7 +81,8 @@ class Progress:
             return
         text = self._describe(row)
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=clock.samples, epoch=f"{clock.epoch:.2f}", text=text)
+            self._bar.text = text
+            self._bar.update(self._task, completed=clock.samples, epoch=f"{clock.epoch:.2f}")
         if "val_top1" in row:
             self.say(
                 f"epoch {clock.epoch:6.2f}  validation top-1 {row['val_top1']:.2%}  top-5 {row['val_top5']:.2%}  "
@@ -84,10 +94,10 @@ class Progress:
 
     def _describe(self, row: dict[str, float | int]) -> str:
         seconds = row["data_seconds"] + row["compute_seconds"] + row["communication_seconds"] or 1.0
-        split = " / ".join(f"{row[f'{part}_seconds'] / seconds:.0%}" for part in ("data", "compute", "communication"))
+        split = "/".join(f"{row[f'{part}_seconds'] / seconds:.0%}" for part in ("data", "compute", "communication"))
         return (
-            f"loss {row['loss']:.3f}  top-1 {row['top1']:.1%}  rate {row['learning_rate']:.4g}  "
-            f"batch {row['batch_total']:,}  {row['images_per_second']:,.0f} img/s  data/compute/comm {split}"
+            f"loss {row['loss']:.3f}  top-1 {row['top1']:.1%}  rate {row['learning_rate']:.3g}  "
+            f"batch {row['batch_total']:,}  {row['images_per_second']:,.0f} img/s  d/c/c {split}"
         )
 
     def _eta(self, clock: Clock) -> str:

@@ -37,9 +37,7 @@ class Recorder:
             from torch.utils.tensorboard import SummaryWriter
 
             # purge_step hides rows that a killed run wrote after the checkpoint this run continues from.
-            self._board = SummaryWriter(
-                str(folder / "tensorboard"), purge_step=updates_done + 1 if updates_done else None
-            )
+            self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=updates_done + 1)
         self._log = MetricsLog(folder / "metrics.jsonl", keep_bytes)
 
     @property

@@ -58,6 +58,13 @@ def rehearse(bench: Workbench) -> None:
     bench.optimizer.zero_grad(set_to_none=True)
 
 
+def _seed(device: torch.device, seed: int) -> None:
+    """Seed what a forward pass uses; `torch.manual_seed` walks through every kind of device and takes far longer."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
 def train_update(bench: Workbench, update: Update, ghosts: Iterable[Ghost], stop_wanted: bool) -> UpdateResult:
     """Make one update; `optimizer` must already have the rates of this epoch."""
     begin = time.perf_counter()
@@ -73,7 +80,7 @@ def train_update(bench: Workbench, update: Update, ghosts: Iterable[Ghost], stop
         data_seconds += time.perf_counter() - waiting_since
         synchronise = position == num_mine - 1
         # Dropout and the like depend on the ghost batch, not on the worker that happens to hold it.
-        torch.manual_seed((bench.config.train.seed * 0x9E3779B97F4A7C15 + ghost.number) % 2**63)
+        _seed(bench.device, (bench.config.train.seed * 0x9E3779B97F4A7C15 + ghost.number) % 2**63)
         pictures = bench.normalise(ghost.pictures)
         labels = ghost.labels.to(bench.device, non_blocking=True)
         with (
@@ -95,12 +102,12 @@ def train_update(bench: Workbench, update: Update, ghosts: Iterable[Ghost], stop
 
     bench.scaler.unscale_(bench.optimizer)
     gradients = [p.grad for p in bench.ddp.parameters() if p.grad is not None]
-    # Averaged gradients are the same everywhere, so a value that is not finite on one worker is seen by all of them.
     gradient_norm = get_total_norm(gradients, foreach=True).double()
     totals = torch.stack(
         [
             loss_sum,
             num_correct,
+            (~torch.isfinite(gradient_norm)).double(),
             torch.tensor(float(stop_wanted), dtype=torch.float64, device=bench.device),
             torch.tensor(data_seconds, dtype=torch.float64, device=bench.device),
             torch.tensor(bench.exposed.seconds() if size > 1 else 0.0, dtype=torch.float64, device=bench.device),
@@ -108,20 +115,18 @@ def train_update(bench: Workbench, update: Update, ghosts: Iterable[Ghost], stop
     )
     if size > 1:
         dist.all_reduce(totals)
-    loss_total, correct_total, stop_total, data_total, communication_total = totals.tolist()
-    norm = gradient_norm.item()
-    finite = norm == norm and norm != float("inf")
+    loss_total, correct_total, num_not_finite, stop_total, data_total, communication_total = totals.tolist()
+    finite = num_not_finite == 0  # on every worker
     if finite:
         bench.statistics.after_update()
+        bench.scaler.step(bench.optimizer)
     else:
         bench.statistics.forget_update()
-    if finite or bench.scaler.is_enabled():
-        bench.scaler.step(bench.optimizer)
-        bench.scaler.update()
+    bench.scaler.update()
     return UpdateResult(
         loss=loss_total / update.num_samples,
         top1=correct_total / update.num_samples,
-        gradient_norm=norm,
+        gradient_norm=gradient_norm.item(),
         applied=finite,
         stop_wanted=stop_total > 0,
         data_seconds=data_total / size,

@@ -1,6 +1,7 @@
 """Turns a signal into a polite request: finish the update, write a checkpoint, stop.
 
-SIGTERM is what schedulers send before they kill, SIGUSR1 what Slurm sends ahead of the time limit, SIGINT is Ctrl-C.
+SIGTERM is what schedulers send before they kill, SIGUSR1 what Slurm sends ahead of the time limit, SIGINT is Ctrl-C,
+SIGHUP a closed terminal.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from types import FrameType
 
 __all__ = ["StopRequest", "end_with_parent"]
 
-_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 
 
 class StopRequest:

@@ -36,10 +36,17 @@ def run_as_worker(work: Callable[[], int], world: World, environ: Mapping[str, s
         if leave_error(str(error), environ):
             os._exit(2)  # other workers may wait in a collective: do not linger to say goodbye to them
         raise
-    except RuntimeError as error:
-        if debug or not _is_lost_contact(error):
+    except Exception as error:
+        if debug:
             raise
-        _end_for_restart(f"worker {world.rank} of {world.size} lost its connection to another worker")
+        if _is_lost_contact(error):
+            _end_for_restart(f"worker {world.rank} of {world.size} lost its connection to another worker")
+        # A bug, here or in the user's model: it would come again, so it is told once and nothing is tried again.
+        first_line = str(error).strip().split("\n")[0]
+        if leave_error(f"worker {world.rank} met {type(error).__name__}: {first_line}", environ):
+            traceback.print_exc()
+            os._exit(2)
+        raise
 
 
 def _end_for_restart(reason: str) -> NoReturn:
@@ -48,8 +55,11 @@ def _end_for_restart(reason: str) -> NoReturn:
     os._exit(1)
 
 
-def _is_lost_contact(error: RuntimeError) -> bool:
+def _is_lost_contact(error: Exception) -> bool:
+    import torch
     import torch.distributed as dist
 
-    # Gloo has no error class of its own; its messages begin with the path of its source file.
-    return isinstance(error, dist.DistError) or "gloo" in str(error).split("]")[0]
+    # A device that fails is worth another try too. Gloo has no error class of its own; its messages begin with the
+    # path of its source file.
+    known = isinstance(error, (dist.DistError, torch.AcceleratorError))
+    return known or (isinstance(error, RuntimeError) and "gloo" in str(error).split("]")[0])

@@ -1,0 +1,55 @@
+"""What the README and the examples tell people to type is typed here, on a small scale."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.system.runs import REPOSITORY, SMALL, clean_environment
+
+SMALLER = (*SMALL, "train.max_updates=2")
+
+
+def train_block() -> list[str]:
+    """The commands of README's section on training, without their comments."""
+    readme = (REPOSITORY / "README.md").read_text()
+    match = re.search(r"## Train\n+```sh\n(.*?)```", readme, re.DOTALL)
+    assert match is not None
+    return [line.split("#")[0].strip() for line in match.group(1).splitlines()]
+
+
+def run(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        words,
+        cwd=folder,
+        env=clean_environment(PYTHONPATH=str(REPOSITORY)),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_train_block_works_line_by_line(tmp_path: Path) -> None:
+    commands = train_block()
+    assert len(commands) >= 7
+    for command in commands:
+        verb = shlex.split(command)[1:]
+        small = [word for setting in SMALLER for word in ("--set", setting)] if verb[0] == "train" else []
+        small += ["--sizes", "1KB", "--iterations", "2"] if verb[0] == "bench" else []
+        done = run([sys.executable, "-m", "megabatch", *verb, *small], tmp_path)
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+
+
+def test_the_example_loop_runs() -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = run([*launcher, "examples/torus_in_your_loop.py", "--grid", "1x2", "--steps", "2"], REPOSITORY)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("on a grid of 1x2") == 2
