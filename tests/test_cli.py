@@ -201,7 +201,8 @@ def test_any_path_survives_on_its_way_to_the_settings(
     command: Command, requests: list[TrainRequest], path: str
 ) -> None:
     assert command("train", "demo", "--data", path).code == 0
-    assert load_config("demo", list(requests[0].overrides)).data.path == path
+    # Absolute, because workers, a resumed run and `evaluate` may stand in another folder.
+    assert load_config("demo", list(requests[0].overrides)).data.path == str(Path(path).absolute())
 
 
 def test_the_exit_code_of_a_training_is_that_of_the_command(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,6 +246,8 @@ def test_a_run_without_a_usable_model_is_one_line(command: Command, tmp_path: Pa
         pass
     assert "neither a model nor a checkpoint" in command.refuses("evaluate", "run")
     (tmp_path / "run" / "model.safetensors").write_bytes(b"not a model")
+    assert "neither a model nor a checkpoint" in command.refuses("evaluate", "run")  # of an earlier end of the run
+    (tmp_path / "run" / "summary.json").write_text("{}")
     assert "damaged" in command.refuses("evaluate", "run")
     (tmp_path / "run" / "config.toml").write_text("[train\n")
     assert "config.toml" in command.refuses("evaluate", "run")

@@ -119,7 +119,7 @@ def test_mean_and_std_pair_up() -> None:
 
 def test_every_algorithm_there_is_can_be_chosen_and_no_other() -> None:
     """The settings know the algorithms by name only: they stand below the code that has them."""
-    assert set(get_args(CommConfig.model_fields["algorithm"].annotation)) == {"backend", *ALGORITHMS}
+    assert set(get_args(CommConfig.model_fields["algorithm"].annotation)) == {"auto", *ALGORITHMS}
 
 
 def test_nesterov_needs_momentum() -> None:

@@ -93,11 +93,13 @@ class Progress:
             self.say(f"epoch {clock.epoch:6.2f}/{clock.total_epochs:g}  {text}  eta {self._eta(clock)}")
 
     def _describe(self, row: dict[str, float | int]) -> str:
+        """The numbers of an update in at most 80 columns."""
         seconds = row["data_seconds"] + row["compute_seconds"] + row["communication_seconds"] or 1.0
-        split = "/".join(f"{row[f'{part}_seconds'] / seconds:.0%}" for part in ("data", "compute", "communication"))
+        parts = ("data", "compute", "communication")
+        split = "/".join(f"{100 * row[f'{part}_seconds'] / seconds:.0f}" for part in parts)
         return (
-            f"loss {row['loss']:.3f}  top-1 {row['top1']:.1%}  rate {row['learning_rate']:.3g}  "
-            f"batch {row['batch_total']:,}  {row['images_per_second']:,.0f} img/s  d/c/c {split}"
+            f"loss {row['loss']:.3f} top-1 {row['top1']:.1%} rate {row['learning_rate']:.3g} "
+            f"batch {row['batch_total']:,} {row['images_per_second']:,.0f} img/s data/comp/comm {split} %"
         )
 
     def _eta(self, clock: Clock) -> str:

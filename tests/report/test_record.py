@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megabatch.errors import DataError
+from megabatch.errors import CheckpointError, DataError
 from megabatch.report.record import MetricsLog, read_json, read_metrics, write_atomically, write_json
 
 
@@ -33,7 +33,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_part(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, broken, fail)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(CheckpointError, match="cannot be written: No space left on device; make room"):
         write_atomically(tmp_path / "a", "new and longer")
     assert (tmp_path / "a").read_text() == "old"
     assert os.listdir(tmp_path) == ["a"]

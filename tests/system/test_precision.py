@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
+from megabatch.train.checkpoint import read_checkpoint
 from tests.ranks import RankFailureError
 from tests.system.runs import losses_of, rows_of, train_on_ranks
 
@@ -49,11 +49,14 @@ def test_gradients_that_are_not_finite_are_skipped_counted_and_end_the_run(tmp_p
     with pytest.raises(RankFailureError, match="TrainingError: 4 updates in a row had gradients that are not finite"):
         train_on_ranks(2, folder, rates, "train.max_skipped_updates=3", "checkpoint.every_updates=1")
     rows = rows_of(folder)
-    assert [row["applied"] for row in rows] == [1, 1, 1, 0, 0, 0]
+    assert [row["applied"] for row in rows] == [1, 1, 1, 0, 0, 0, 0]
     assert rows[-1]["gradient_norm"] is None  # JSON has no NaN
-    summary = folder / "summary.json"
-    assert not summary.exists() or json.loads(summary.read_text())["status"] != "finished"
-    assert (folder / "checkpoints" / "last").exists()
+    assert len(rows) == 7
+    assert not (folder / "summary.json").exists()
+    # The last checkpoint is of the last update with a finite gradient: none was written over it.
+    assert (folder / "checkpoints" / "last").resolve().name == "step-00000003.pt"
+    state = read_checkpoint(folder / "checkpoints" / "last")
+    assert all(value.isfinite().all() for name, value in state["model"].items() if "running" in name)
 
 
 def test_a_model_from_a_function(tmp_path: Path) -> None:

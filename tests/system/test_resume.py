@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -36,6 +37,10 @@ def test_same_worker_count_is_bit_identical(halves: tuple[int, Path, Path], tmp_
     train_on_ranks(num_workers, folder, WHOLE, BATCH, CHECKPOINTS, resume=True)
     assert (folder / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
     assert losses_of(folder) == losses_of(whole)
+    ours, theirs = (json.loads((run / "summary.json").read_text()) for run in (folder, whole))
+    assert ours["wall_seconds"] > json.loads((half / "summary.json").read_text())["wall_seconds"]
+    assert ours["best_top1"] >= theirs["best_top1"]  # the half run was evaluated once more
+    assert (folder / "checkpoints" / "best").exists()
 
 
 def test_rows_after_the_checkpoint_are_cut_off(halves: tuple[int, Path, Path], tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_what_does_not_change_the_computation_may_change(run: Path, override: st
     [
         (["train.seed=1"], ["train.seed is 0, given 1;"]),
         (["train.epochs=6", "train.batch_total=2048"], ["train.batch_total is 1024, given 2048 (and 1 more)"]),
-        (["optimizer.learning_rate=0.1"], ["optimizer.learning_rate"]),
+        (["optimizer.weight_decay=0.1"], ["optimizer.weight_decay"]),
         (["model.width=8"], ["model.width is None, given 8"]),
         (["data.source=generated"], ["data.source"]),
         (["norm.newest_share=1"], ["norm.newest_share"]),

@@ -63,7 +63,7 @@ def test_plain_lines_come_every_few_seconds_with_speed_split_and_time_left(hand:
         made.show(clock.after(1), ROW)
         hand.now += 0.2
         made.show(clock.after(500), ROW)
-    text = "loss 2.346  top-1 12.5%  rate 0.05123  batch 1,024  12,346 img/s  data/compute/comm 10% / 80% / 10%"
+    text = "loss 2.346 top-1 12.5% rate 0.0512 batch 1,024 12,346 img/s data/comp/comm 10/80/10 %"
     assert out.getvalue().splitlines() == [
         f"epoch   1.00/3  {text}  eta 3:20",  # 100 s for one epoch, two are left
         f"epoch   1.50/3  {text}  eta 1:45",  # 105.1 s for one and a half
@@ -108,7 +108,7 @@ def test_values_that_are_not_finite_or_take_no_time_are_shown(hand: Time) -> Non
     with made.showing(CLOCK, 3000):
         made.show(CLOCK.after(10), {**ROW, **zero, "loss": float("nan")})
     assert "loss nan" in out.getvalue()
-    assert "0% / 0% / 0%" in out.getvalue()
+    assert "data/comp/comm 0/0/0 %" in out.getvalue()
 
 
 def test_other_workers_stay_silent() -> None:
