@@ -175,6 +175,11 @@ def build_workbench(config: Config, world: World, shape: GridShape, device: torc
     """Build all parts on a worker that has already joined its world."""
     train_source, val_source = open_pictures(config)
     network = build_network(config, train_source, device)
+    if any(isinstance(module, nn.SyncBatchNorm) for module in network.modules()):
+        raise ConfigError(
+            f"model '{config.model.name}' has SyncBatchNorm, which waits for all workers in every ghost batch "
+            "and hangs when they hold different numbers of them; use BatchNorm2d: it spans train.ghost_batch pictures"
+        )
     statistics = GhostStatistics(network, config.norm.newest_share)
     exposed, choices = _gradient_hook(config, world, shape, device)
     ddp = DistributedDataParallel(

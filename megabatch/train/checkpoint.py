@@ -20,7 +20,7 @@ import torch
 from megabatch.errors import CheckpointError
 from megabatch.report.record import write_atomically
 
-__all__ = ["FORMAT", "check_fits", "decode", "newest_whole", "read_checkpoint", "save_checkpoint"]
+__all__ = ["FORMAT", "check_fits", "decode", "link_best", "newest_whole", "read_checkpoint", "save_checkpoint"]
 
 FORMAT = 1
 
@@ -33,7 +33,7 @@ def save_checkpoint(folder: Path, state: State, update: int, keep: int, *, best:
     buffer = io.BytesIO()
     torch.save({"format": FORMAT, **state}, buffer)
     data = buffer.getvalue()
-    path = folder / f"step-{update:08d}.pt"
+    path = _path(folder, update)
     write_atomically(_checksum_path(path), hashlib.sha256(data).hexdigest() + "\n")
     write_atomically(path, data)
     _sync_folder(folder)
@@ -108,6 +108,17 @@ def check_fits(state: State, model_state: dict[str, torch.Tensor], where: str) -
                 f"{where} holds another model: for '{name}' it has {given}, this model needs {needed}; "
                 "resume with the recipe of that run, or choose another --output"
             )
+
+
+def link_best(folder: Path, update: int) -> None:
+    """Point `best` at the checkpoint of this update, if it is there: a kill may have come before the link was moved."""
+    path = _path(folder, update)
+    if path.is_file():
+        _link(folder / "best", path.name)
+
+
+def _path(folder: Path, update: int) -> Path:
+    return folder / f"step-{update:08d}.pt"
 
 
 def _checksum_path(path: Path) -> Path:

@@ -79,7 +79,8 @@ def train(
             if not result.stop_wanted and (is_last or run.clock.crosses(before, config.train.evaluate_every_epochs)):
                 evaluation = _evaluate(bench)
                 is_best = evaluation.top1 > run.best_top1
-                run.best_top1 = max(run.best_top1, evaluation.top1)
+                if is_best:
+                    run.best_top1, run.best_update = evaluation.top1, run.clock.updates
             run.wall_seconds = time.perf_counter() - began
             row = _row(run, update, rates, result, evaluation)
             progress.show(run.clock, row)

@@ -39,8 +39,11 @@ def start_workers(num_workers: int, arguments: list[str], max_restarts: int) -> 
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    # Its own reports are pages long; what the user needs to know is said here in one line.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    # Its own reports are pages long; what the user needs to know is said here in one line. Each of its loggers has set
+    # a level of its own when it was imported, so the common parent does not decide.
+    for name in logging.root.manager.loggerDict:
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="megabatch-") as scratch:
         error_file = Path(scratch) / "error"
         os.environ[LAUNCHED_VARIABLE] = "1"

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from megabatch.errors import CheckpointError
 from megabatch.schedule.clock import Clock
 from megabatch.train.build import Workbench
-from megabatch.train.checkpoint import check_fits, decode, newest_whole, save_checkpoint
+from megabatch.train.checkpoint import check_fits, decode, link_best, newest_whole, save_checkpoint
 
 __all__ = ["RunState", "restore", "save"]
 
@@ -31,6 +31,7 @@ class RunState:
     skipped_updates: int = 0  # non-finite gradients so far
     skipped_in_a_row: int = 0
     best_top1: float = -1.0
+    best_update: int = 0
     training_seconds: float = 0.0  # in updates alone
     wall_seconds: float = 0.0  # in the whole loop: updates, evaluations, checkpoints
 
@@ -77,6 +78,8 @@ def restore(bench: Workbench, run: RunState, folder: Path, say: Callable[[str], 
     if bench.scaler.is_enabled():
         bench.scaler.load_state_dict(state["scaler"])
     bench.statistics.load(state["statistics"])
+    if bench.world.is_first and run.best_update:
+        link_best(folder / "checkpoints", run.best_update)
     then = f" (then on {state['world_size']} workers)" if state["world_size"] != bench.world.size else ""
     say(f"resuming after update {clock.updates}, epoch {clock.epoch:.3f}{then}")
     return int(state["metrics_bytes"])

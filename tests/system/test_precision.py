@@ -64,3 +64,9 @@ def test_a_model_from_a_function(tmp_path: Path) -> None:
         1, tmp_path / "run", UPDATES, "model.name=tests.system.models:tiny", "model.zero_gamma=none"
     )
     assert summary["updates"] == 6
+
+
+def test_synchronised_batch_norm_is_refused(tmp_path: Path) -> None:
+    name = "model.name=tests.system.models:synchronised"
+    with pytest.raises(RankFailureError, match=r"ConfigError: model .* has SyncBatchNorm"):
+        train_on_ranks(1, tmp_path / "run", UPDATES, name, "model.zero_gamma=none")

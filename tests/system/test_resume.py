@@ -93,3 +93,12 @@ def test_checkpoint_of_another_model_is_refused_in_one_line(halves: tuple[int, P
     shutil.copytree(half / "checkpoints", folder / "checkpoints", symlinks=True)
     with pytest.raises(RankFailureError, match=f"{CheckpointError.__name__}: run folder .* holds another model: for '"):
         train_on_ranks(1, folder, "train.max_updates=4", "model.width=12", resume=True)
+
+
+def test_a_best_link_that_was_not_moved_in_time_is_mended(halves: tuple[int, Path, Path], tmp_path: Path) -> None:
+    num_workers, _, half = halves
+    folder = Path(shutil.copytree(half, tmp_path / "run", symlinks=True))
+    best = (folder / "checkpoints" / "best").resolve().name
+    (folder / "checkpoints" / "best").unlink()
+    train_on_ranks(num_workers, folder, HALF, BATCH, CHECKPOINTS, resume=True)
+    assert (folder / "checkpoints" / "best").resolve().name == best
