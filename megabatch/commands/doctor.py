@@ -1,0 +1,30 @@
+"""`megabatch doctor`."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import typer
+
+from megabatch.commands.options import Debug, Json
+
+__all__ = ["app"]
+
+app = typer.Typer()
+
+
+@app.command(epilog="Examples: `megabatch doctor` - `torchrun --nproc-per-node 4 -m megabatch doctor`")
+def doctor(debug: Debug = False, as_json: Json = False) -> None:
+    """What this machine and this allocation can do.
+
+    Under torchrun, srun or mpirun also: which rank is where, latency and bandwidth of each axis, slow links.
+    """
+    from megabatch.train.doctor import examine, print_findings
+    from megabatch.train.survey import examine_joined_world
+
+    findings, speaks = examine_joined_world(os.environ)
+    if not speaks:
+        return
+    findings = examine(os.environ) + findings
+    print(json.dumps(findings)) if as_json else print_findings(findings)

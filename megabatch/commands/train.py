@@ -1,0 +1,83 @@
+"""`megabatch train`, `evaluate` and `recipes`."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from megabatch.commands.options import Debug, Json
+
+__all__ = ["app"]
+
+app = typer.Typer()
+
+
+@app.command(
+    epilog="Examples: `megabatch train demo --workers 2` - "
+    "`megabatch train demo --set train.epochs=1 --set data.source=generated` - "
+    "`megabatch train demo --output runs/a --resume` - "
+    "`torchrun --nproc-per-node 4 -m megabatch train demo`"
+)
+def train(
+    recipe: Annotated[str, typer.Argument(help="A name from `megabatch recipes`, or a TOML file.")],
+    data: Annotated[Path | None, typer.Option(help="Where the pictures are.")] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Local workers to start; under torchrun, srun or mpirun: how many must be there."),
+    ] = None,
+    grid: Annotated[str | None, typer.Option(help="Rows x columns of workers, for example 2x2.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Run folder; a new one under runs/ by default.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --output.")] = False,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Train a recipe.
+
+    Alone it starts its own local workers; under torchrun, srun or mpirun it joins them.
+    """
+    from megabatch.train.entry import TrainRequest, train_here
+
+    overrides = tuple(set_ or ()) + (
+        (f"data.path={json.dumps(str(data.absolute()), ensure_ascii=False)}",) if data else ()
+    )
+    request = TrainRequest(recipe, overrides, workers, grid, output, resume, debug)
+    raise typer.Exit(train_here(request, os.environ))
+
+
+@app.command(epilog="Example: `megabatch evaluate runs/demo-20260101-120000`")
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    data: Annotated[Path | None, typer.Option(help="Where the pictures are, if not where the run had them.")] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Exact top-1 and top-5 of a run's model, every validation picture counted once."""
+    from megabatch.train.evaluate_run import evaluate_run
+
+    result = evaluate_run(run, data)
+    if not result.pop("speaks"):
+        return
+    if as_json:
+        print(json.dumps(result))
+    else:
+        print(
+            f"top-1 {result['top1']:.2%}  top-5 {result['top5']:.2%}  loss {result['loss']:.4f}  "
+            f"({result['num_pictures']:,} pictures, {result['weights']})"
+        )
+
+
+@app.command(epilog="Example: `megabatch recipes demo`")
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Show this one, with its sources and unknowns.")] = None,
+    debug: Debug = False,
+) -> None:
+    """List the recipes, or show one."""
+    from megabatch.recipes.show import print_recipe, print_recipes
+
+    print_recipe(name) if name else print_recipes()

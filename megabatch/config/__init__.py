@@ -1,0 +1,72 @@
+"""The settings of a run: typed, frozen, checked once, saved with the run. One file per section.
+
+`megabatch.recipes` reads them from a recipe file and applies overrides. A comment beside a field says what a special
+value does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tomli_w
+
+from megabatch.config.checkpoint import CheckpointConfig
+from megabatch.config.comm import CommConfig
+from megabatch.config.data import AugmentConfig, DataConfig, GeneratedConfig
+from megabatch.config.model import ModelConfig
+from megabatch.config.norm import NormConfig
+from megabatch.config.optimizer import OptimizerConfig
+from megabatch.config.promise import Promise
+from megabatch.config.section import Section
+from megabatch.config.train import TrainConfig
+
+__all__ = [
+    "AugmentConfig",
+    "CheckpointConfig",
+    "CommConfig",
+    "Config",
+    "DataConfig",
+    "GeneratedConfig",
+    "ModelConfig",
+    "NormConfig",
+    "OptimizerConfig",
+    "Promise",
+    "TrainConfig",
+    "differences",
+]
+
+
+class Config(Section):
+    """One run, whole."""
+
+    promise: Promise
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    norm: NormConfig = NormConfig()
+    train: TrainConfig = TrainConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    comm: CommConfig = CommConfig()
+
+    def to_toml(self) -> str:
+        """The resolved settings as a recipe that reads back equal."""
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+
+def differences(one: Config, other: Config) -> dict[str, tuple[Any, Any]]:
+    """The dotted names whose values differ, with both values."""
+    left, right = _flatten(one.model_dump(mode="json")), _flatten(other.model_dump(mode="json"))
+    return {
+        key: (left.get(key), right.get(key))
+        for key in sorted(left.keys() | right.keys())
+        if left.get(key) != right.get(key)
+    }
+
+
+def _flatten(table: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(table, dict):
+        return {prefix: table}
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat.update(_flatten(value, f"{prefix}.{key}" if prefix else key))
+    return flat

@@ -1,0 +1,54 @@
+"""Settings of pictures: where they come from and how they are changed at random."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from megabatch.config.section import NotNegative, PositiveInt, Section
+
+__all__ = ["AugmentConfig", "DataConfig", "GeneratedConfig"]
+
+
+class AugmentConfig(Section):
+    """Random changes of a training picture, keyed by (seed, epoch, sample)."""
+
+    crop: Literal["none", "pad", "resized"] = "none"
+    padding: Annotated[int, Field(ge=0)] = 0
+    flip: bool = False
+    area_min: Annotated[float, Field(gt=0, le=1)] = 0.08
+    area_max: Annotated[float, Field(gt=0, le=1)] = 1.0
+    aspect_min: Annotated[float, Field(gt=0)] = 3 / 4
+    aspect_max: Annotated[float, Field(gt=0)] = 4 / 3
+
+
+class GeneratedConfig(Section):
+    """The size of the generated set, for machines without data."""
+
+    num_train: PositiveInt = 20_000
+    num_val: PositiveInt = 2_000
+    num_classes: Annotated[int, Field(ge=2)] = 10
+    channels: Literal[1, 3] = 3
+
+
+class DataConfig(Section):
+    """Where the pictures come from."""
+
+    source: str = "generated"
+    path: str = ""
+    num_classes: Annotated[int, Field(ge=2)] | None = None  # None: what the labels or the folders show
+    image_size: Annotated[int, Field(ge=8)] = 224
+    mean: tuple[NotNegative, ...] = (0.485, 0.456, 0.406)
+    std: tuple[Annotated[float, Field(gt=0)], ...] = (0.229, 0.224, 0.225)
+    prefetch_ghosts: PositiveInt = 4
+    augment: AugmentConfig = AugmentConfig()
+    generated: GeneratedConfig = GeneratedConfig()
+
+    @model_validator(mode="after")
+    def _mean_and_std_pair_up(self) -> DataConfig:
+        if len(self.mean) != len(self.std) or not self.mean:
+            raise ValueError(
+                f"data.mean has {len(self.mean)} values and data.std {len(self.std)}; give as many of each"
+            )
+        return self

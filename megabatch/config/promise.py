@@ -1,0 +1,18 @@
+"""The head of every recipe: what it claims and where the claim comes from."""
+
+from __future__ import annotations
+
+from megabatch.config.section import Section
+
+__all__ = ["Promise"]
+
+
+class Promise(Section):
+    """What the recipe claims and where the claim comes from; the head of every recipe."""
+
+    paper: str
+    hardware: str
+    time: str
+    accuracy: str
+    command: str = ""
+    unknown: tuple[str, ...] = ()

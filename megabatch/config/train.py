@@ -1,0 +1,41 @@
+"""Settings of the training loop: how much, how fast, how exactly."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from megabatch.config.section import NotNegative, PositiveInt, Section
+from megabatch.schedule.batch import parse_stages
+
+__all__ = ["TrainConfig"]
+
+
+class TrainConfig(Section):
+    """How much, how fast, how exactly."""
+
+    batch_total: PositiveInt | str = 256
+    ghost_batch: Annotated[int, Field(ge=2)] = 32
+    epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 90
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    max_updates: Annotated[int, Field(ge=0)] = 0  # 0: no limit
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    channels_last: bool = True
+    compile: bool = False
+    max_skipped_updates: Annotated[int, Field(ge=0)] = 10  # non-finite gradients in a row before the run stops
+    evaluate_every_epochs: NotNegative = 1.0  # 0: only at the end
+    evaluation_batch: PositiveInt = 250  # pictures per forward pass, per worker
+    threads_per_worker: Annotated[int, Field(ge=0)] = 0  # 0: cores of the host / workers on it
+
+    @model_validator(mode="after")
+    def _ghosts_fit(self) -> TrainConfig:
+        for total in parse_stages(self.batch_total).batch_totals:
+            if total % self.ghost_batch:
+                lower = total // self.ghost_batch * self.ghost_batch or self.ghost_batch
+                raise ValueError(
+                    f"train.batch_total {total} is not a multiple of train.ghost_batch {self.ghost_batch}; "
+                    f"nearest that fit: {lower}, {lower + self.ghost_batch}"
+                )
+        return self
