@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from megabatch.model.registry import build_model
-from megabatch.optim.groups import parameter_groups
+from megabatch.optim.groups import decayed_group, parameter_groups
 
 RESNET18_UNDECAYED = [
     "bn1.weight",
@@ -55,8 +55,10 @@ RESNET18_UNDECAYED = [
 
 def named(model: nn.Module, decay_norm_and_bias: bool = False) -> dict[float, list[str]]:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    groups = parameter_groups(model, decay_norm_and_bias)
-    return {group["decay_factor"]: [names[id(parameter)] for parameter in group["params"]] for group in groups}
+    found: dict[float, list[str]] = {}
+    for group in parameter_groups(model, decay_norm_and_bias):
+        found.setdefault(group["decay_factor"], []).extend(names[id(parameter)] for parameter in group["params"])
+    return found
 
 
 def test_the_undecayed_parameters_of_resnet18_by_name() -> None:
@@ -111,3 +113,21 @@ def test_an_optimiser_takes_the_groups_and_an_empty_one_is_left_out() -> None:
     ):
         optimizer = torch.optim.SGD(parameter_groups(model), lr=0.1)
         assert [group["decay_factor"] for group in optimizer.param_groups] == factors
+
+
+def test_batch_norm_and_biases_stay_out_of_lars_whether_decayed_or_not() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    for decay_them in (False, True):
+        adapted, spared = parameter_groups(model, decay_them)
+        assert (adapted["lars"], spared["lars"]) == (True, False)
+        assert [tuple(p.shape) for p in adapted["params"]] == [(4, 3, 3, 3)]
+        assert len(spared["params"]) == 3
+
+
+def test_a_weight_decay_given_here_reaches_an_optimiser_that_knows_no_marks() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    optimizer = torch.optim.SGD(parameter_groups(model, weight_decay=0.5), lr=0.1, weight_decay=7.0)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.5, 0.0]
+    assert decayed_group({"params": [], "decay_factor": 0.5}, 4.0)["weight_decay"] == 2.0
+    assert decayed_group({"params": [], "decay_factor": 0.5, "weight_decay": 3.0}, 4.0)["weight_decay"] == 3.0
+    assert decayed_group({"params": []}, 4.0)["weight_decay"] == 4.0

@@ -1,0 +1,194 @@
+"""LARS: layer-wise adaptive rates (You, Gitman, Ginsburg 2017, arXiv 1708.03888) for momentum SGD.
+
+A layer's rate is the scheduled rate times its trust ratio
+
+    trust = coefficient * |w| / (|g| + weight_decay * |w| + eps)        1 where |w| or |g| is zero
+
+and published code disagrees about where it enters. With d = g + weight_decay * w:
+
+    rule            momentum                        step            found in
+    paper           v = m * v + lr * trust * d      w -= v          the paper, MLPerf's reference, nnabla
+    trust_inside    v = m * v + trust * d           w -= lr * v     timm, lightly, apex LARC (until removed)
+    trust_outside   v = m * v + d                   w -= lr * trust * v     NUS, ColossalAI (there with hidden clamps)
+
+They agree at a constant rate and trust, and differ in warm-up and decay: settings tuned for one rule are not settings
+for another. Groups marked `lars=False` (see `parameter_groups`: batch-norm and biases) take the same step with trust 1.
+
+Norms and ratios are computed in fp32 (fp64 for fp64 parameters) and stay on the device: nothing waits for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import groupby
+from typing import Any, Literal, cast, get_args, overload
+
+import torch
+from torch import Tensor
+
+from megabatch.errors import ConfigError
+from megabatch.optim.checks import check_not_negative, gradients_of
+from megabatch.optim.groups import decayed_group
+
+__all__ = ["LARS", "Rule", "trust_ratios"]
+
+Rule = Literal["paper", "trust_inside", "trust_outside"]
+
+
+class LARS(torch.optim.Optimizer):
+    """Momentum SGD with layer-wise rates, a drop-in for `torch.optim.SGD`.
+
+    Args:
+        params: parameters, or groups; `megabatch.parameter_groups(model)` spares batch-norm and biases.
+        lr: the rate before trust; a number, or a tensor when captured in a CUDA graph.
+        momentum: share of the last step that is kept.
+        weight_decay: added to the gradient as weight_decay * w, and part of the trust ratio.
+        trust_coefficient: the paper's eta; MLPerf uses 0.001.
+        eps: added to the denominator of the trust ratio.
+        rule: where the rate and the trust ratio enter, see the top of this file.
+        clip: never let a layer's rate exceed `lr`: trust becomes min(trust / lr, 1), the "C" of LARC.
+        nesterov: step along the momentum that the next update will have.
+
+    Raises:
+        ConfigError: a value that cannot work.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust_coefficient: float = 0.001,
+        eps: float = 0.0,
+        *,
+        rule: Rule = "paper",
+        clip: bool = False,
+        nesterov: bool = False,
+    ) -> None:
+        if rule not in get_args(Rule):
+            raise ConfigError(f"LARS rule '{rule}' is not known; choose one of {', '.join(get_args(Rule))}")
+        check_not_negative("LARS", lr=lr, momentum=momentum, weight_decay=weight_decay, eps=eps)
+        if not 0 < trust_coefficient < float("inf"):
+            raise ConfigError(f"LARS trust_coefficient {trust_coefficient:g} must be above 0; MLPerf uses 0.001")
+        if nesterov and momentum == 0:
+            raise ConfigError("LARS nesterov needs momentum above 0; set one or the other")
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "trust_coefficient": trust_coefficient,
+            "eps": eps,
+            "rule": rule,
+            "clip": clip,
+            "nesterov": nesterov,
+            "lars": True,
+        }
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; `decay_factor` scales the weight decay of a group that names none of its own."""
+        super().add_param_group(decayed_group(param_group, self.defaults["weight_decay"]))
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` returned; momentum of one rule makes no sense under another and is refused."""
+        for ours, theirs in zip(self.param_groups, state_dict["param_groups"], strict=False):
+            if theirs.get("rule", ours["rule"]) != ours["rule"]:
+                raise ConfigError(
+                    f"the saved LARS used rule '{theirs['rule']}', this one '{ours['rule']}': their momentum "
+                    f"differs in meaning; build LARS with rule='{theirs['rule']}'"
+                )
+        super().load_state_dict(state_dict)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Make one update with the gradients at hand."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            params = sorted((p for p in group["params"] if p.grad is not None), key=_kind)
+            for _, same_kind in groupby(params, key=_kind):
+                self._update(group, list(same_kind))
+        return loss
+
+    def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        """One update of parameters of one device and precision."""
+        grads = gradients_of(params, "LARS")
+        buffers = []
+        for p in params:
+            state = self.state[p]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+            buffers.append(cast(Tensor, state["momentum_buffer"]))
+        trust = None
+        if group["lars"]:
+            trust = trust_ratios(params, grads, group["weight_decay"], group["trust_coefficient"], group["eps"])
+            if group["clip"]:
+                trust = torch.clamp(trust / group["lr"], max=1.0)
+        if params[0].dtype in (torch.float16, torch.bfloat16):
+            # A product such as 0.01 * trust has no room in half precision.
+            wide_params, wide_grads, wide_buffers = ([t.float() for t in some] for some in (params, grads, buffers))
+            _momentum_step(group, wide_params, wide_grads, wide_buffers, trust)
+            torch._foreach_copy_(params, wide_params)
+            torch._foreach_copy_(buffers, wide_buffers)
+        else:
+            _momentum_step(group, params, grads, buffers, trust)
+
+
+def trust_ratios(
+    params: list[Tensor], grads: list[Tensor], weight_decay: float, trust_coefficient: float, eps: float
+) -> Tensor:
+    """The trust ratio of every parameter as one vector on their device; 1 where a norm is zero."""
+    dtype = torch.promote_types(params[0].dtype, torch.float32)
+    weight_norms = torch.stack(torch._foreach_norm(params, 2, dtype))
+    gradient_norms = torch.stack(torch._foreach_norm(grads, 2, dtype))
+    ratios = trust_coefficient * weight_norms / (gradient_norms + weight_decay * weight_norms + eps)
+    return torch.where((weight_norms > 0) & (gradient_norms > 0), ratios, 1.0)
+
+
+def _kind(tensor: Tensor) -> tuple[str, str]:
+    return str(tensor.device), str(tensor.dtype)
+
+
+def _momentum_step(
+    group: dict[str, Any], params: list[Tensor], grads: list[Tensor], buffers: list[Tensor], trust: Tensor | None
+) -> None:
+    """v = momentum * v + inner * (g + weight_decay * w), then w -= outer * v, with inner and outer as the rule says."""
+    lr, momentum, weight_decay = group["lr"], group["momentum"], group["weight_decay"]
+    by_trust = 1.0 if trust is None else trust
+    inner = {"paper": lr * by_trust, "trust_inside": by_trust, "trust_outside": 1.0}[group["rule"]]
+    outer = {"paper": 1.0, "trust_inside": lr, "trust_outside": lr * by_trust}[group["rule"]]
+    torch._foreach_mul_(buffers, momentum)
+    if group["nesterov"]:
+        moves = list(torch._foreach_mul(grads, _each(inner, grads)))
+        if weight_decay:
+            _add_scaled(moves, params, inner * weight_decay)
+        torch._foreach_add_(buffers, moves)
+        torch._foreach_add_(moves, buffers, alpha=momentum)
+        _add_scaled(params, moves, -outer)
+        return
+    _add_scaled(buffers, grads, inner)
+    if weight_decay:
+        _add_scaled(buffers, params, inner * weight_decay)
+    _add_scaled(params, buffers, -outer)
+
+
+def _each(scale: float | Tensor, tensors: list[Tensor]) -> Any:
+    """A scale for a list of tensors: a number stays one, a vector is taken apart, a lone tensor is repeated."""
+    if not isinstance(scale, Tensor):
+        return scale
+    return [scale] * len(tensors) if scale.dim() == 0 else list(scale.unbind())
+
+
+def _add_scaled(targets: list[Tensor], tensors: list[Tensor], scale: float | Tensor) -> None:
+    """targets += scale * tensors."""
+    if isinstance(scale, Tensor):
+        torch._foreach_addcmul_(targets, tensors, _each(scale, tensors))
+    else:
+        torch._foreach_add_(targets, tensors, alpha=scale)

@@ -1,0 +1,158 @@
+"""RMSprop warm-up (Akiba, Suzuki, Fukuda 2017, arXiv 1711.04325, section 3.1): RMSprop that turns into momentum SGD.
+
+    m = mu2 * m + (1 - mu2) * g^2
+    v = mu1 * v + (share + rmsprop / (sqrt(m) + eps)) * g
+    w = w - lr * v
+
+`share`, the share of SGD, goes from almost 0 to 1 within the first epochs (`megabatch.schedule.transition`), and
+rmsprop = (1 - share) * rmsprop_rate / lr: the RMSprop part moves at `rmsprop_rate` whatever `lr` is. No other warm-up
+is needed. v is the paper's Delta with the sign of torch's momentum buffer; it holds no rate, so a step of `lr` needs no
+momentum correction. Weight decay is added to the gradient first. Once share is 1 this is `torch.optim.SGD`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from megabatch.errors import ConfigError
+from megabatch.optim.checks import check_not_negative, gradients_of
+from megabatch.optim.groups import decayed_group
+from megabatch.schedule.transition import sgd_share
+
+__all__ = ["RMSpropWarmup"]
+
+
+class RMSpropWarmup(torch.optim.Optimizer):
+    """RMSprop at first, momentum SGD later; call `set_epoch(epoch)` before each step.
+
+    Args:
+        params: parameters, or groups; `megabatch.parameter_groups(model)` spares batch-norm and biases.
+        lr: the rate of the SGD part.
+        momentum: mu1.
+        weight_decay: added to the gradient as weight_decay * w, before it is squared.
+        smoothing: mu2, the share of the past in the mean of squared gradients.
+        eps: added to its root.
+        rmsprop_rate: the rate of the RMSprop part, eta_RMSprop.
+        center_epoch: where both parts have half, beta_center.
+        period_epochs: how slowly one gives way to the other, beta_period.
+        literal: the transition as printed, which overshoots to 1.5; see `megabatch.schedule.transition`.
+        whole_epochs: let the share change only from epoch to epoch.
+
+    Raises:
+        ConfigError: a value that cannot work.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        *,
+        smoothing: float = 0.99,
+        eps: float = 1e-8,
+        rmsprop_rate: float = 3e-4,
+        center_epoch: float = 10.0,
+        period_epochs: float = 5.0,
+        literal: bool = False,
+        whole_epochs: bool = False,
+    ) -> None:
+        name = "RMSpropWarmup"
+        check_not_negative(name, lr=lr, momentum=momentum, weight_decay=weight_decay, rmsprop_rate=rmsprop_rate)
+        check_not_negative(name, center_epoch=center_epoch, smoothing=smoothing)
+        if not 0 < eps < math.inf or not 0 < period_epochs < math.inf or smoothing >= 1:
+            raise ConfigError(
+                f"{name} eps {eps:g}, period_epochs {period_epochs:g}, smoothing {smoothing:g} cannot be used; "
+                "give eps and period_epochs above 0 and smoothing below 1"
+            )
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "smoothing": smoothing,
+            "eps": eps,
+            "rmsprop_rate": rmsprop_rate,
+            "center_epoch": center_epoch,
+            "period_epochs": period_epochs,
+            "literal": literal,
+            "whole_epochs": whole_epochs,
+            "epoch": 0.0,
+        }
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; `decay_factor` scales the weight decay of a group that names none of its own."""
+        super().add_param_group(decayed_group(param_group, self.defaults["weight_decay"]))
+        for parameter in self.param_groups[-1]["params"]:
+            if parameter.dtype in (torch.float16, torch.bfloat16):
+                raise ConfigError(
+                    f"RMSpropWarmup was given {parameter.dtype} and needs fp32 or fp64 parameters: squares of "
+                    "small gradients vanish; keep the weights in fp32 and compute under torch.autocast"
+                )
+
+    def set_epoch(self, epoch: float) -> None:
+        """Say how far the training is, as a fractional epoch; the next steps use it."""
+        check_not_negative("RMSpropWarmup", epoch=epoch)
+        for group in self.param_groups:
+            group["epoch"] = float(epoch)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Make one update with the gradients at hand.
+
+        Raises:
+            ConfigError: `lr` is 0 while the RMSprop part is not over: its share is divided by `lr`.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            params: list[Tensor] = [p for p in group["params"] if p.grad is not None]
+            if params:
+                self._update(group, params)
+        return loss
+
+    def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        share = share_of(group)
+        grads = gradients_of(params, "RMSpropWarmup")
+        if group["weight_decay"]:
+            grads = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
+        buffers = self._state(params, "momentum_buffer")
+        torch._foreach_mul_(buffers, group["momentum"])
+        if share != 0.0:
+            torch._foreach_add_(buffers, grads, alpha=share)
+        if share != 1.0:
+            if group["lr"] == 0:
+                raise ConfigError(
+                    f"RMSpropWarmup has rate 0 at epoch {group['epoch']:g}, where RMSprop still has a share of "
+                    f"{1 - share:.2g} that is divided by it; keep the rate above 0 until the transition is over"
+                )
+            squares = self._state(params, "square_average")
+            torch._foreach_mul_(squares, group["smoothing"])
+            torch._foreach_addcmul_(squares, grads, grads, 1.0 - group["smoothing"])
+            roots = torch._foreach_sqrt(squares)
+            torch._foreach_add_(roots, group["eps"])
+            torch._foreach_addcdiv_(buffers, grads, roots, (1.0 - share) * group["rmsprop_rate"] / group["lr"])
+        torch._foreach_add_(params, buffers, alpha=-group["lr"])
+
+    def _state(self, params: list[Tensor], name: str) -> list[Tensor]:
+        for p in params:
+            if name not in self.state[p]:
+                self.state[p][name] = torch.zeros_like(p, memory_format=torch.preserve_format)
+        return [self.state[p][name] for p in params]
+
+
+def share_of(group: dict[str, Any]) -> float:
+    """The share of SGD in a group's next step."""
+    epoch = math.floor(group["epoch"]) if group["whole_epochs"] else group["epoch"]
+    return sgd_share(epoch, group["center_epoch"], group["period_epochs"], literal=group["literal"])
