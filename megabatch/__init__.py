@@ -17,20 +17,42 @@ if TYPE_CHECKING:
     from megabatch.model.norm import GhostStatistics as GhostStatistics
     from megabatch.model.registry import build_model as build_model
     from megabatch.optim.groups import parameter_groups as parameter_groups
+    from megabatch.optim.lars import LARS as LARS
+    from megabatch.optim.rmsprop_warmup import RMSpropWarmup as RMSpropWarmup
     from megabatch.recipes import load_config as load_config
+    from megabatch.schedule.pieces import Piece as Piece
+    from megabatch.schedule.pieces import value_at as value_at
+    from megabatch.schedule.shapes import constant as constant
+    from megabatch.schedule.shapes import cosine as cosine
+    from megabatch.schedule.shapes import cycle as cycle
+    from megabatch.schedule.shapes import linear_warmup as linear_warmup
+    from megabatch.schedule.shapes import polynomial as polynomial
+    from megabatch.schedule.shapes import slow_start as slow_start
+    from megabatch.schedule.shapes import steps as steps
 
 __version__ = "0.1.0"
 
 _PUBLIC = {
     "Config": "megabatch.config",
     "GhostStatistics": "megabatch.model.norm",
+    "LARS": "megabatch.optim.lars",
     "MegabatchError": "megabatch.errors",
+    "Piece": "megabatch.schedule.pieces",
     "ProcessGrid": "megabatch.comm.grid",
+    "RMSpropWarmup": "megabatch.optim.rmsprop_warmup",
     "all_reduce": "megabatch.comm.allreduce",
     "build_model": "megabatch.model.registry",
+    "constant": "megabatch.schedule.shapes",
+    "cosine": "megabatch.schedule.shapes",
+    "cycle": "megabatch.schedule.shapes",
     "gradient_hook": "megabatch.comm.hook",
+    "linear_warmup": "megabatch.schedule.shapes",
     "load_config": "megabatch.recipes",
     "parameter_groups": "megabatch.optim.groups",
+    "polynomial": "megabatch.schedule.shapes",
+    "slow_start": "megabatch.schedule.shapes",
+    "steps": "megabatch.schedule.shapes",
+    "value_at": "megabatch.schedule.pieces",
 }
 
 __all__ = ["__version__", *sorted(_PUBLIC)]

@@ -7,18 +7,25 @@ Each piece runs from where the one before it ends to its own `until_epoch`, from
     cosine      end + (start - end) * (1 + cos(pi * x)) / 2
     polynomial  end + (start - end) * (1 - x) ** power
 
-with x the share of the piece that has passed. After the last piece its final value holds.
+with x the share of the way that has passed. By default the way is the piece itself. `from_epoch` lets it begin earlier:
+a decay "counted from the start of the run" has from_epoch = 0, and the value jumps where a warm-up hands over to it
+(Codreanu 2017; MLPerf). `end_epoch` lets it end later: the curve is cut at `until_epoch` before it reaches `end`
+(Codreanu's poly_cyc). After the last piece its final value holds.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-__all__ = ["Piece", "Scheduled", "value_at"]
+from megabatch.errors import ConfigError
+
+__all__ = ["Piece", "Scheduled", "check_pieces", "largest_value", "scaled", "stretched", "value_at"]
 
 Shape = Literal["constant", "linear", "cosine", "polynomial"]
 
@@ -33,6 +40,8 @@ class Piece(BaseModel):
     start: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     end: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     power: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    from_epoch: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None  # None: where the piece begins
+    end_epoch: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None  # None: until_epoch
 
     @model_validator(mode="after")
     def _shape_fits(self) -> Piece:
@@ -40,10 +49,15 @@ class Piece(BaseModel):
             raise ValueError("a constant piece takes no `end`; name a shape: linear, cosine or polynomial")
         if self.shape != "constant" and self.end is None:
             raise ValueError(f"a {self.shape} piece needs an `end`")
+        if self.end_epoch is not None and self.end_epoch < self.until_epoch:
+            raise ValueError(
+                f"a piece with end_epoch {self.end_epoch:g} reaches its end before until_epoch {self.until_epoch:g}; "
+                "end_epoch must not be smaller"
+            )
         return self
 
     def at(self, share: float) -> float:
-        """The value when `share` of the piece (0 to 1) has passed."""
+        """The value when `share` of the way (0 to 1) has passed."""
         end = self.start if self.end is None else self.end
         if self.shape == "linear":
             return self.start + (end - self.start) * share
@@ -53,18 +67,72 @@ class Piece(BaseModel):
             return float(end + (self.start - end) * (1.0 - share) ** self.power)
         return self.start
 
+    def at_epoch(self, epoch: float, begin_epoch: float) -> float:
+        """The value at an epoch of a piece that begins at `begin_epoch`."""
+        first = begin_epoch if self.from_epoch is None else self.from_epoch
+        last = self.until_epoch if self.end_epoch is None else self.end_epoch
+        return self.at((epoch - first) / (last - first))
+
 
 # A plain number is a schedule that never changes.
 Scheduled = Annotated[float, Field(ge=0, allow_inf_nan=False)] | tuple[Piece, ...]
 
 
-def value_at(schedule: float | tuple[Piece, ...], epoch: float) -> float:
-    """The scheduled value at a fractional epoch; a joint belongs to the piece that begins there."""
-    if not isinstance(schedule, tuple):
+def value_at(schedule: float | Sequence[Piece], epoch: float) -> float:
+    """The scheduled value at a fractional epoch; a joint belongs to the piece that begins there.
+
+    Raises:
+        ConfigError: pieces that do not follow each other.
+    """
+    if not isinstance(schedule, Sequence):
         return float(schedule)
+    check_pieces(schedule)
     ends = [piece.until_epoch for piece in schedule]
-    index = bisect_right(ends, epoch)
-    if index == len(schedule):
-        return schedule[-1].at(1.0)
+    index = min(bisect_right(ends, epoch), len(schedule) - 1)
     begin = ends[index - 1] if index else 0.0
-    return schedule[index].at((epoch - begin) / (ends[index] - begin))
+    return schedule[index].at_epoch(min(epoch, ends[index]), begin)
+
+
+def check_pieces(pieces: Sequence[Piece], name: str = "the schedule") -> None:
+    """Refuse pieces out of order.
+
+    Raises:
+        ConfigError: no pieces, `until_epoch` values that do not rise, or a way that begins after its piece.
+    """
+    ends = [piece.until_epoch for piece in pieces]
+    if not ends or any(one >= other for one, other in pairwise(ends)):
+        raise ConfigError(f"the pieces of {name} must have rising until_epoch values, given {ends}")
+    for piece, begin in zip(pieces, [0.0, *ends], strict=False):
+        if piece.from_epoch is not None and piece.from_epoch > begin:
+            raise ConfigError(
+                f"the piece of {name} until epoch {piece.until_epoch:g} has from_epoch {piece.from_epoch:g} but begins "
+                f"at epoch {begin:g}; from_epoch must not be larger"
+            )
+
+
+def largest_value(schedule: float | Sequence[Piece]) -> float:
+    """The largest value a schedule may take: every shape stays between its ends."""
+    if not isinstance(schedule, Sequence):
+        return float(schedule)
+    return max(max(piece.start, piece.end or 0.0) for piece in schedule)
+
+
+def scaled(schedule: float | Sequence[Piece], factor: float) -> float | tuple[Piece, ...]:
+    """The same shape at another level: every value times `factor`."""
+    if not isinstance(schedule, Sequence):
+        return float(schedule) * factor
+    return tuple(
+        piece.model_copy(update={"start": piece.start * factor, "end": _times(piece.end, factor)}) for piece in schedule
+    )
+
+
+def stretched(schedule: float | Sequence[Piece], factor: float) -> float | tuple[Piece, ...]:
+    """The same shape over `factor` times the epochs."""
+    if not isinstance(schedule, Sequence):
+        return float(schedule)
+    names = ("until_epoch", "from_epoch", "end_epoch")
+    return tuple(piece.model_copy(update={n: _times(getattr(piece, n), factor) for n in names}) for piece in schedule)
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from megabatch.schedule.pieces import Piece, value_at
+from megabatch.errors import ConfigError
+from megabatch.schedule.pieces import Piece, check_pieces, largest_value, scaled, stretched, value_at
 
 # Akiba 2017, section 4: slow start, factors of 12.8 for a batch of 1024 x 32.
 AKIBA = (
@@ -133,3 +134,53 @@ def test_a_piece_that_makes_no_sense_is_refused(fields: dict[str, Any], said: st
 
 def test_a_constant_may_repeat_its_value_as_end() -> None:
     assert value_at((Piece(until_epoch=1, start=2, end=2),), 0.5) == 2
+
+
+# Counted from the run's start and cut before the end, as the solver of Codreanu 2017 has it.
+COUNTED_FROM_THE_START = (
+    Piece(until_epoch=5, shape="linear", start=0.1, end=1.6),
+    Piece(until_epoch=25, shape="polynomial", start=1.6, end=0.0, from_epoch=0, end_epoch=60),
+)
+
+
+@pytest.mark.parametrize("epoch", [0, 3, 5, 15, 24.9, 25, 80])
+def test_a_way_that_begins_earlier_and_ends_later_than_its_piece(epoch: float) -> None:
+    """The same values as the straight line between other ends, worked out by hand above."""
+    assert value_at(COUNTED_FROM_THE_START, epoch) == pytest.approx(value_at(CODREANU_CYCLE, epoch), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "said"),
+    [
+        ([], r"rising until_epoch values, given \[\]"),
+        ([Piece(until_epoch=3, start=1), Piece(until_epoch=2, start=1)], r"given \[3.0, 2.0\]"),
+        ([Piece(until_epoch=3, start=1), Piece(until_epoch=3, start=1)], "rising"),
+        (
+            [Piece(until_epoch=3, start=1), Piece(until_epoch=5, start=1, from_epoch=4)],
+            "from_epoch 4 but begins at epoch 3",
+        ),
+    ],
+)
+def test_pieces_out_of_order_are_refused_wherever_they_come_from(pieces: list[Piece], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        value_at(pieces, 1.0)
+    with pytest.raises(ConfigError, match=r"of momentum"):
+        check_pieces(pieces, "momentum")
+
+
+def test_a_way_that_ends_within_its_piece_is_refused() -> None:
+    with pytest.raises(ValidationError, match="end_epoch 4 reaches its end before until_epoch 5"):
+        Piece(until_epoch=5, shape="polynomial", start=1, end=0, end_epoch=4)
+
+
+@given(st.floats(0, 30), st.floats(0.1, 10))
+def test_stretched_and_scaled_keep_the_shape(epoch: float, factor: float) -> None:
+    other = stretched(COUNTED_FROM_THE_START, factor)
+    assert value_at(other, epoch * factor) == pytest.approx(value_at(COUNTED_FROM_THE_START, epoch), abs=1e-6)
+    level = scaled(COUNTED_FROM_THE_START, factor)
+    assert value_at(level, epoch) == pytest.approx(factor * value_at(COUNTED_FROM_THE_START, epoch), rel=1e-9)
+
+
+def test_a_plain_number_is_scaled_and_not_stretched() -> None:
+    assert (scaled(0.5, 3.0), stretched(0.5, 3.0)) == (1.5, 0.5)
+    assert (largest_value(0.5), largest_value(CODREANU_MAIN)) == (0.5, 4.8)

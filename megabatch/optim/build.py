@@ -1,0 +1,53 @@
+"""The optimiser a recipe asks for, and the values it has at an epoch."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from megabatch.config import OptimizerConfig
+from megabatch.optim.groups import parameter_groups
+from megabatch.optim.lars import LARS
+from megabatch.optim.rmsprop_warmup import RMSpropWarmup, share_of
+from megabatch.schedule.pieces import value_at
+
+__all__ = ["build_optimizer", "rates_at", "set_rates"]
+
+
+def build_optimizer(settings: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimiser with the values of epoch 0; batch-norm and biases in a group of their own."""
+    groups = parameter_groups(model, settings.decay_norm_and_bias)
+    rates = rates_at(settings, 0.0)
+    lr, momentum = rates["learning_rate"], rates["momentum"]
+    optimizer: torch.optim.Optimizer
+    if settings.name == "lars":
+        optimizer = LARS(groups, lr, momentum, nesterov=settings.nesterov, **settings.lars.model_dump())
+    elif settings.name == "rmsprop_warmup":
+        options = settings.rmsprop_warmup.model_dump()
+        optimizer = RMSpropWarmup(groups, lr, momentum, rmsprop_rate=options.pop("rate"), **options)
+    else:
+        optimizer = torch.optim.SGD(groups, lr, momentum, nesterov=settings.nesterov, foreach=True)
+    set_rates(optimizer, settings, 0.0)
+    return optimizer
+
+
+def rates_at(settings: OptimizerConfig, epoch: float) -> dict[str, float]:
+    """The scheduled values at a fractional epoch."""
+    return {
+        "learning_rate": value_at(settings.learning_rate, epoch) * settings.rate_factor,
+        "momentum": value_at(settings.momentum, epoch),
+        "weight_decay": value_at(settings.weight_decay, epoch),
+    }
+
+
+def set_rates(optimizer: torch.optim.Optimizer, settings: OptimizerConfig, epoch: float) -> dict[str, float]:
+    """Give the optimiser the values scheduled for this epoch, and return them for the log."""
+    rates = rates_at(settings, epoch)
+    for group in optimizer.param_groups:
+        group["lr"] = rates["learning_rate"]
+        group["momentum"] = rates["momentum"]
+        group["weight_decay"] = rates["weight_decay"] * group["decay_factor"]
+    if isinstance(optimizer, RMSpropWarmup):
+        optimizer.set_epoch(epoch)
+        rates["sgd_share"] = share_of(optimizer.param_groups[0])
+    return rates
