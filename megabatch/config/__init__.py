@@ -15,7 +15,7 @@ from megabatch.config.comm import CommConfig
 from megabatch.config.data import AugmentConfig, DataConfig, GeneratedConfig
 from megabatch.config.model import ModelConfig
 from megabatch.config.norm import NormConfig
-from megabatch.config.optimizer import OptimizerConfig
+from megabatch.config.optimizer import LarsConfig, OptimizerConfig, RmspropWarmupConfig
 from megabatch.config.promise import Promise
 from megabatch.config.section import Section
 from megabatch.config.train import TrainConfig
@@ -27,10 +27,12 @@ __all__ = [
     "Config",
     "DataConfig",
     "GeneratedConfig",
+    "LarsConfig",
     "ModelConfig",
     "NormConfig",
     "OptimizerConfig",
     "Promise",
+    "RmspropWarmupConfig",
     "TrainConfig",
     "differences",
 ]

@@ -2,35 +2,62 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from megabatch.config.section import Section
-from megabatch.schedule.pieces import Scheduled, value_at
+from megabatch.config.section import NotNegative, Section
+from megabatch.schedule.pieces import Scheduled, check_pieces, largest_value, value_at
 
-__all__ = ["OptimizerConfig"]
+__all__ = ["LarsConfig", "OptimizerConfig", "RmspropWarmupConfig"]
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class LarsConfig(Section):
+    """Layer-wise rates, for `optimizer.name = "lars"`; `megabatch.optim.lars` says what the rules are."""
+
+    rule: Literal["paper", "trust_inside", "trust_outside"] = "paper"
+    trust_coefficient: Positive = 0.001
+    eps: NotNegative = 0.0
+    clip: bool = False
+
+
+class RmspropWarmupConfig(Section):
+    """RMSprop at first, SGD later, for `optimizer.name = "rmsprop_warmup"` (Akiba 2017, section 3.1)."""
+
+    rate: NotNegative = 3e-4
+    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    eps: Positive = 1e-8
+    center_epoch: NotNegative = 10.0
+    period_epochs: Positive = 5.0
+    literal: bool = False  # the transition as printed, which overshoots
+    whole_epochs: bool = False  # the transition moves from epoch to epoch, not within
 
 
 class OptimizerConfig(Section):
     """The update rule. A value is a number, or a list of pieces over epochs."""
 
-    name: Literal["sgd"] = "sgd"
+    name: Literal["sgd", "lars", "rmsprop_warmup"] = "sgd"
     learning_rate: Scheduled = 0.1
+    rate_factor: NotNegative = 1.0  # times the learning rate, all along: its level without touching its shape
     momentum: Scheduled = 0.9
     nesterov: bool = False
     weight_decay: Scheduled = 1e-4
     decay_norm_and_bias: bool = False
+    lars: LarsConfig = LarsConfig()
+    rmsprop_warmup: RmspropWarmupConfig = RmspropWarmupConfig()
 
     @model_validator(mode="after")
-    def _pieces_rise(self) -> OptimizerConfig:
+    def _values_can_work(self) -> OptimizerConfig:
         for name in ("learning_rate", "momentum", "weight_decay"):
-            pieces = getattr(self, name)
-            if not isinstance(pieces, tuple):
-                continue
-            ends = [piece.until_epoch for piece in pieces]
-            if not ends or sorted(set(ends)) != ends:
-                raise ValueError(f"the pieces of optimizer.{name} must have rising until_epoch values, given {ends}")
+            schedule = getattr(self, name)
+            if isinstance(schedule, tuple):
+                check_pieces(schedule, f"optimizer.{name}")
+        if (largest := largest_value(self.momentum)) >= 1:
+            raise ValueError(f"optimizer.momentum {largest:g} never forgets and cannot be used; keep it below 1")
         if self.nesterov and value_at(self.momentum, 0.0) == 0.0:
             raise ValueError("optimizer.nesterov needs optimizer.momentum above 0 from the start; set one or the other")
+        if self.nesterov and self.name == "rmsprop_warmup":
+            raise ValueError("optimizer.nesterov is not part of rmsprop_warmup; set it to false, or use sgd or lars")
         return self

@@ -22,8 +22,7 @@ from megabatch.data.sources import Source, check_same_classes, open_source
 from megabatch.errors import ConfigError, DataError
 from megabatch.model.norm import GhostStatistics
 from megabatch.model.registry import build_model
-from megabatch.optim.groups import parameter_groups
-from megabatch.schedule.pieces import value_at
+from megabatch.optim.build import build_optimizer, set_rates
 from megabatch.train.world import World
 
 __all__ = [
@@ -81,17 +80,7 @@ class Workbench:
 
     def set_rates(self, epoch: float) -> dict[str, float]:
         """Give the optimiser the values scheduled for this epoch, and return them for the log."""
-        settings = self.config.optimizer
-        rates = {
-            "learning_rate": value_at(settings.learning_rate, epoch),
-            "momentum": value_at(settings.momentum, epoch),
-            "weight_decay": value_at(settings.weight_decay, epoch),
-        }
-        for group in self.optimizer.param_groups:
-            group["lr"] = rates["learning_rate"]
-            group["momentum"] = rates["momentum"]
-            group["weight_decay"] = rates["weight_decay"] * group["decay_factor"]
-        return rates
+        return set_rates(self.optimizer, self.config.optimizer, epoch)
 
     def autocast(self) -> torch.autocast:
         return autocast_of(self.config, self.device)
@@ -190,14 +179,6 @@ def build_workbench(config: Config, world: World, shape: GridShape, device: torc
         bucket_cap_mb=config.comm.bucket_mb,
     )
     ddp.register_comm_hook(None, exposed.hook)
-    settings = config.optimizer
-    optimizer = torch.optim.SGD(
-        parameter_groups(network, settings.decay_norm_and_bias),
-        lr=value_at(settings.learning_rate, 0.0),
-        momentum=value_at(settings.momentum, 0.0),
-        nesterov=settings.nesterov,
-        foreach=True,
-    )
     return Workbench(
         config=config,
         world=world,
@@ -208,7 +189,7 @@ def build_workbench(config: Config, world: World, shape: GridShape, device: torc
         ddp=ddp,
         exposed=exposed,
         choices=choices,
-        optimizer=optimizer,
+        optimizer=build_optimizer(config.optimizer, network),
         scaler=torch.amp.GradScaler(device.type, enabled=config.train.precision == "fp16"),
         statistics=statistics,
         normalise=Normaliser(config, train_source.channels, device),
