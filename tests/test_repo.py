@@ -51,6 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"errors"},
     "plan": {"errors", "comm.phases", "comm.shape", "comm.price", "comm.calibration", "comm.select"},
     "train": BELOW | {"recipes", "comm", "optim", "model", "data", "report"},
+    "study": BELOW | {"recipes", "report", "train.folder", "train.launch"},
     "commands": BELOW | {"recipes", "comm", "optim", "model", "data", "report", "plan", "study", "launch", "train"},
     "cli": {"errors", "commands"},
     "__main__": {"cli", "errors"},
@@ -62,6 +63,7 @@ TORCH_FREE = (
     *("megabatch.comm.price", "megabatch.comm.calibration", "megabatch.comm.select"),
     # A mistake in a recipe, a folder or a launcher's variables is told without the seconds that torch takes to load.
     *("megabatch.train.entry", "megabatch.train.folder", "megabatch.train.world"),
+    "megabatch.study.conduct",
 )
 
 WHOLE_RUNS = "only whole runs show what it does: tests/system"

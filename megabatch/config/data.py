@@ -41,6 +41,9 @@ class DataConfig(Section):
     image_size: Annotated[int, Field(ge=8)] = 224
     mean: tuple[NotNegative, ...] = (0.485, 0.456, 0.406)
     std: tuple[Annotated[float, Field(gt=0)], ...] = (0.229, 0.224, 0.225)
+    max_train_pictures: Annotated[int, Field(ge=0)] = 0  # 0: all; else a fixed part with the set's mix of classes
+    held_out_pictures: Annotated[int, Field(ge=0)] = 0  # >0: evaluate on so many training pictures, kept from training
+    downscale: bool = False  # make pictures image_size wide once, by area averaging; for small sets
     prefetch_ghosts: PositiveInt = 4
     augment: AugmentConfig = AugmentConfig()
     generated: GeneratedConfig = GeneratedConfig()

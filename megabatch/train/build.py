@@ -19,6 +19,7 @@ from megabatch.comm.shape import GridShape
 from megabatch.config import Config
 from megabatch.data.augment import Augmentation
 from megabatch.data.sources import Source, check_same_classes, open_source
+from megabatch.data.subset import downscale, limit_and_hold_out
 from megabatch.errors import ConfigError, DataError
 from megabatch.model.norm import GhostStatistics
 from megabatch.model.registry import build_model
@@ -36,6 +37,7 @@ __all__ = [
     "set_threads",
 ]
 
+_ENCODED_LIMIT_BYTES = 64 * 2**20
 _AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -112,10 +114,16 @@ def open_pictures(config: Config) -> tuple[Source, Source]:
     is_generated = data.source == "generated"
     path = Path(data.path) if data.path and not is_generated else None
     train_size = {"num_pictures": data.generated.num_train} if is_generated else {}
+    if data.source in ("parquet", "folder") and (data.max_train_pictures or data.held_out_pictures):
+        train_size["memory_limit_bytes"] = _ENCODED_LIMIT_BYTES  # decode the chosen pictures only
     val_size = {"num_pictures": data.generated.num_val} if is_generated else {}
     train = open_source(data.source, path, "train", **options, **train_size)
     val = open_source(data.source, path, "val", **options, **val_size)
     check_same_classes(train, val)
+    train, held_out = limit_and_hold_out(train, data.max_train_pictures, data.held_out_pictures)
+    val = val if held_out is None else held_out
+    if data.downscale:
+        train, val = downscale(train, data.image_size), downscale(val, data.image_size)
     if len(train) < config.train.ghost_batch:
         raise DataError(
             f"the training set has {len(train)} pictures, one ghost batch needs {config.train.ghost_batch}; "

@@ -1,0 +1,56 @@
+"""`megabatch study`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from megabatch.commands.options import Debug, Json
+
+__all__ = ["app"]
+
+app = typer.Typer()
+
+
+@app.command(
+    epilog="Examples: `megabatch study demo --vary train.batch_total=256,1024,4096 --seeds 3` - "
+    "`megabatch study demo --vary model.width=8,16 --vary norm.newest_share=0.1,1.0 --jobs 2 --output runs/norms` - "
+    "`megabatch study studies/large_batch.toml --jobs 2`"
+)
+def study(
+    target: Annotated[str, typer.Argument(help="A recipe to vary, or a study file (TOML with [[arm]] tables).")],
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=A,B,C", help="Values of a setting; every combination becomes an arm."),
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of all arms.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each arm; 3 unless told otherwise.")] = None,
+    baseline: Annotated[str, typer.Option(help="The arm others are compared with; the first one by default.")] = "",
+    data: Annotated[
+        Path | None, typer.Option(envvar="MEGABATCH_DATA", help="Where the pictures are, for all arms.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time, one core each; as many as cores are free by default.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder of the study; under runs/ by default.")] = None,
+    collect: Annotated[bool, typer.Option("--collect", help="Run nothing; show what has finished so far.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Compare arms over seeds: runs, table, CSV, figures, and what the differences are worth.
+
+    Finished runs are skipped and interrupted ones resumed: the same command goes on where it was stopped.
+    """
+    from megabatch.study.conduct import StudyRequest, conduct
+
+    overrides = tuple(set_ or ())
+    overrides += (f"data.path={json.dumps(str(data.absolute()), ensure_ascii=False)}",) if data else ()
+    request = StudyRequest(
+        target, tuple(vary or ()), overrides, seeds, baseline, jobs, output, collect_only=collect, as_json=as_json
+    )
+    raise typer.Exit(conduct(request))

@@ -1,0 +1,136 @@
+"""A study from its plan to its tables and figures: run what is missing, collect, compare, write, tell."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from megabatch.errors import ConfigError
+from megabatch.report.record import write_atomically, write_json
+from megabatch.study.figure import draw_arms, draw_batch_sizes, has_matplotlib, save
+from megabatch.study.plan import Run, Study, from_file, from_grid, is_study_file, slug
+from megabatch.study.results import arm_rows, collect, csv_text, markdown_table, statements
+from megabatch.study.run import Outcome, free_cores, is_finished, run_all
+
+__all__ = ["StudyRequest", "conduct", "plan_of"]
+
+
+@dataclass(frozen=True)
+class StudyRequest:
+    """What the user typed after `megabatch study`."""
+
+    target: str
+    vary: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+    seeds: int | None = None
+    baseline: str = ""
+    num_jobs: int | None = None
+    output: Path | None = None
+    collect_only: bool = False
+    as_json: bool = False
+
+
+def plan_of(request: StudyRequest) -> Study:
+    """The study that was asked for."""
+    if is_study_file(request.target):
+        if request.vary or request.seeds or request.baseline:
+            raise ConfigError(
+                f"'{request.target}' is a study file with its own arms; --vary, --seeds and --baseline go with a "
+                "recipe: leave them out, or change the file"
+            )
+        return from_file(Path(request.target), request.overrides)
+    return from_grid(request.target, request.vary, request.seeds or 3, request.overrides, request.baseline)
+
+
+def conduct(request: StudyRequest) -> int:
+    """Run, collect and tell; 0 when every run is finished, 1 when some failed, 130 when the study was stopped."""
+    study = plan_of(request)
+    runs = study.runs()
+    output = (request.output or Path("runs") / f"study-{slug(Path(request.target).stem)}").absolute()
+    console = Console(stderr=request.as_json, highlight=False, soft_wrap=True)
+    outcomes: list[Outcome] = []
+    if not request.collect_only:
+        missing = [run for run in runs if not is_finished(output / run.key, run)]
+        num_jobs = min(request.num_jobs or free_cores(), max(1, len(missing)))
+        console.print(
+            f"{study.title}: {len(study.arms)} arms, {len(runs)} runs, {len(runs) - len(missing)} already finished, "
+            f"{num_jobs} at a time, in {output}",
+            markup=False,
+        )
+        with _progress(console, len(missing), output) as tell:
+            outcomes = run_all(runs, output, num_jobs, tell)
+    _write_and_tell(study, output, request, console, runs)
+    failed = [outcome for outcome in outcomes if outcome.state == "failed"]
+    for outcome in failed:
+        print(f"failed: {outcome.run.arm}, seed {outcome.run.seed}: {outcome.reason}", file=sys.stderr)
+    left = sum(not is_finished(output / run.key, run) for run in runs) - len(failed)
+    if left and not request.collect_only:
+        print(f"stopped with {left} runs to go; the same command goes on with them", file=sys.stderr)
+        return 130
+    return 1 if failed else 0
+
+
+def _write_and_tell(study: Study, output: Path, request: StudyRequest, console: Console, runs: Sequence[Run]) -> None:
+    results = collect(study, output)
+    if not results:
+        console.print("no run has finished yet: nothing to show")
+        return
+    rows = arm_rows(results, study.margin_points)
+    table = markdown_table(results, study.margin_points)
+    said = statements(results, study.margin_points)
+    write_atomically(output / "runs.csv", csv_text([run for result in results for run in result.runs]))
+    write_atomically(output / "arms.csv", csv_text(rows))
+    write_atomically(output / "table.md", f"# {study.title}\n\n{table}\n" + "\n".join(said) + "\n")
+    whole = {"title": study.title, "arms": rows, "statements": said, "runs_planned": len(runs)}
+    write_json(output / "study.json", whole)
+    drawn: list[Path] = []
+    if has_matplotlib():
+        drawn = save(draw_arms(results, study.title, study.margin_points), output / "arms")
+        num_train = runs[0].config.data.max_train_pictures or None
+        by_batch = draw_batch_sizes(results, study.title, num_train)
+        drawn += save(by_batch, output / "batch_sizes") if by_batch else []
+    if request.as_json:
+        print(json.dumps(whole))
+        return
+    console.print(table, markup=False)
+    for line in said:
+        console.print(line, markup=False)
+    files = [output / "table.md", output / "arms.csv", output / "runs.csv", *drawn]
+    console.print(f"written: {', '.join(path.name for path in files)} in {output}", markup=False)
+    if not drawn:
+        console.print("no figures: matplotlib is missing; `pip install megabatch[study]` brings it", markup=False)
+
+
+@contextmanager
+def _progress(console: Console, total: int, output: Path) -> Iterator[Callable[[Outcome, int], None]]:
+    """A line per run that ends; on a terminal also a bar."""
+    began, done = time.monotonic(), 0
+    columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    bar = Progress(*columns, console=console, disable=not console.is_terminal or not total)
+    task = bar.add_task("runs", total=total)
+
+    def tell(outcome: Outcome, going: int) -> None:
+        nonlocal done
+        done += 1
+        bar.advance(task)
+        result = outcome.reason
+        if outcome.state == "finished":
+            summary = json.loads((output / outcome.run.key / "summary.json").read_text(encoding="utf-8"))
+            result = f"top-1 {summary['top1']:.2%}"
+        left_seconds = (time.monotonic() - began) / done * (total - done)
+        console.print(
+            f"[{done}/{total}] {outcome.run.arm}, seed {outcome.run.seed}: {outcome.state}, {result} "
+            f"({outcome.seconds:.0f} s; {going} going on; about {left_seconds / 60:.0f} min left)",
+            markup=False,
+        )
+
+    with bar:
+        yield tell

@@ -1,0 +1,140 @@
+"""The pictures of a study: every arm with every seed's point, and accuracy by batch size. Same results, same SVG.
+
+matplotlib is loaded only here and only when a figure is drawn; it comes with `pip install megabatch[study]`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from megabatch.study.results import ArmResult
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["draw_arms", "draw_batch_sizes", "has_matplotlib", "save"]
+
+_COLOURS = ("#2457a6", "#c44e52", "#2f8f5b", "#8c5fb5", "#c98a1b", "#4c9db0", "#7a7a7a", "#a8577e")
+_LOST_POINTS = 12.0  # arms this far below the best would squeeze all others together: they are drawn at the edge
+_MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+
+def has_matplotlib() -> bool:
+    """Whether figures can be drawn here."""
+    from importlib.util import find_spec
+
+    return find_spec("matplotlib") is not None
+
+
+def draw_arms(results: Sequence[ArmResult], title: str, margin_points: float) -> Figure:
+    """One line per arm: seeds as points, mean and standard deviation as a bar, the baseline's margin as a band."""
+    figure, axes = _new(width=9.0, height=1.3 + 0.30 * len(results))
+    groups = list(dict.fromkeys(result.arm.group for result in results))
+    best = max(result.spread.mean for result in results)
+    edge = best - _LOST_POINTS
+    reference = _reference(results)
+    if reference is not None:
+        mean = reference.spread.mean
+        axes.axvspan(mean - margin_points, mean + margin_points, color="#e8edf5", zorder=0)
+        axes.axvline(mean, color="#9fb3d1", linewidth=1, zorder=1)
+    for place, result in enumerate(results):
+        colour = _COLOURS[groups.index(result.arm.group) % len(_COLOURS)]
+        values = [run.percent for run in result.runs]
+        shown = [max(value, edge) for value in values]
+        axes.plot(shown, [place] * len(shown), "o", color=colour, alpha=0.45, markersize=4.5, mew=0, zorder=2)
+        if result.spread.mean >= edge:
+            std = 0.0 if math.isnan(result.spread.std) else result.spread.std
+            axes.errorbar(
+                result.spread.mean, place, xerr=std, fmt="|", color=colour, markersize=11, mew=2, capsize=3, zorder=3
+            )
+        else:
+            axes.annotate(
+                f"< {result.spread.mean:.1f} %", (edge, place), (7, 0), textcoords="offset points", va="center", size=8
+            )
+    axes.set_yticks(range(len(results)), [result.arm.name for result in results])
+    axes.set_ylim(len(results) - 0.4, -0.6)
+    axes.set_xlabel("top-1 accuracy, % (points: seeds; bar: mean and standard deviation)")
+    axes.set_title(title, loc="left", size=11)
+    axes.grid(axis="x", color="#dddddd", linewidth=0.6)
+    if reference is not None:
+        note = f"band: {reference.arm.name} +- {margin_points:g} points"
+        axes.annotate(
+            note, (1.0, 1.0), (0, 4), xycoords="axes fraction", textcoords="offset points", ha="right", size=8
+        )
+    return figure
+
+
+def draw_batch_sizes(results: Sequence[ArmResult], title: str, num_train: int | None = None) -> Figure | None:
+    """Accuracy by largest total batch, one line per group; None when no group has two sizes."""
+    groups: dict[str, list[ArmResult]] = {}
+    for result in results:
+        groups.setdefault(result.arm.group, []).append(result)
+    lines = {
+        group: sorted(members, key=_batch)
+        for group, members in groups.items()
+        if group and len({_batch(member) for member in members}) > 1
+    }
+    if not lines:
+        return None
+    figure, axes = _new(width=7.5, height=4.4)
+    sizes = sorted({_batch(member) for members in lines.values() for member in members})
+    best = max(result.spread.mean for result in results)
+    for index, (group, members) in enumerate(lines.items()):
+        colour, mark = _COLOURS[index % len(_COLOURS)], _MARKS[index % len(_MARKS)]
+        shift = 1.0 + 0.018 * (index - (len(lines) - 1) / 2)  # so that bars of equal sizes do not hide each other
+        x = [_batch(member) * shift for member in members]
+        means = [max(member.spread.mean, best - _LOST_POINTS) for member in members]
+        stds = [0.0 if math.isnan(member.spread.std) else member.spread.std for member in members]
+        axes.errorbar(x, means, yerr=stds, color=colour, marker=mark, markersize=6, capsize=3, label=group, zorder=3)
+        for position, member in zip(x, members, strict=True):
+            points = [max(run.percent, best - _LOST_POINTS) for run in member.runs]
+            axes.plot([position] * len(points), points, mark, color=colour, alpha=0.35, markersize=3.5, mew=0)
+    axes.set_xscale("log", base=2)
+    labels = [f"{size:,}" + (f"\n{100 * size / num_train:g} %" if num_train else "") for size in sizes]
+    axes.set_xticks(sizes, labels)
+    axes.minorticks_off()
+    axes.set_xlabel("total batch, pictures an update" + (" and share of the training set" if num_train else ""))
+    axes.set_ylabel("top-1 accuracy, %")
+    axes.set_title(title, loc="left", size=11)
+    axes.grid(color="#dddddd", linewidth=0.6)
+    axes.legend(frameon=False, fontsize=9)
+    return figure
+
+
+def save(figure: Figure, path: Path) -> list[Path]:
+    """Write the figure as SVG and PNG beside each other; SVG bytes depend on nothing but the results."""
+    import matplotlib
+
+    paths = [path.with_suffix(".svg"), path.with_suffix(".png")]
+    with matplotlib.rc_context({"svg.hashsalt": "megabatch", "svg.fonttype": "none"}):
+        figure.savefig(paths[0], metadata={"Date": None, "Creator": None})
+    figure.savefig(paths[1], dpi=150, metadata={"Software": None})
+    return paths
+
+
+def _new(width: float, height: float) -> tuple[Figure, Axes]:
+    # A Figure of its own canvas: no global state of pyplot, no window system.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes: Any = figure.add_subplot()
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    return figure, axes
+
+
+def _reference(results: Sequence[ArmResult]) -> ArmResult | None:
+    """The arm most others are held against."""
+    names = [result.arm.against for result in results]
+    most = max(set(names), key=names.count)
+    return next((result for result in results if result.arm.name == most), None)
+
+
+def _batch(result: ArmResult) -> int:
+    return max(result.runs[0].batch_total_first, result.runs[0].batch_total_last)

@@ -1,0 +1,243 @@
+"""What a study consists of: named arms, each a recipe with changes, each run once per seed.
+
+A study is a file:
+
+    title = "..."
+    recipe = "demo"                    # of every arm that names none; a file is looked for beside the study file
+    seeds = 3                          # 0, 1, 2; an arm may have more or fewer
+    baseline = "small batch"           # what arms are compared with
+    margin_points = 0.5                # how far apart still counts as equal, in points of the metric
+    set = ["train.epochs=4"]           # changes of all arms
+
+    [[arm]]
+    name = "small batch"
+    set = ["train.batch_total=64"]
+
+    [[arm]]
+    name = "large batch"
+    like = "small batch"               # that arm's recipe and changes first
+    set = ["train.batch_total=1024"]
+    against = "small batch"            # instead of the baseline
+
+or, on the command line, a recipe and the values its settings take (`from_grid`): every combination is an arm.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+
+from megabatch.config import Config
+from megabatch.config.section import Section
+from megabatch.errors import ConfigError, nearest
+from megabatch.recipes import load_config
+
+__all__ = ["Arm", "Run", "Study", "from_file", "from_grid", "is_study_file"]
+
+PositiveInt = Annotated[int, Field(ge=1)]
+
+
+class _ArmTable(Section):
+    """An arm as it stands in the file."""
+
+    name: Annotated[str, Field(min_length=1)]
+    recipe: str = ""
+    like: str = ""
+    set: tuple[str, ...] = ()
+    seeds: PositiveInt | None = None
+    against: str = ""
+    metric: str = "top1"
+    group: str = ""
+    same_runs_as: str = ""
+
+
+class _StudyTable(Section):
+    """The file."""
+
+    title: str
+    recipe: str = ""
+    seeds: PositiveInt = 3
+    baseline: str = ""
+    margin_points: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.5
+    set: tuple[str, ...] = ()
+    arm: Annotated[tuple[_ArmTable, ...], Field(min_length=1)]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One line of the result: a recipe with changes, and which number of its runs is looked at.
+
+    `runs_of` names the arm whose runs are looked at: its own name, or another's when only the number differs.
+    """
+
+    name: str
+    recipe: str
+    overrides: tuple[str, ...]
+    seeds: int
+    against: str
+    metric: str = "top1"
+    group: str = ""
+    runs_of: str = ""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run of an arm; `key` is its folder below the study's."""
+
+    arm: str
+    seed: int
+    key: str
+    config: Config
+
+
+@dataclass(frozen=True)
+class Study:
+    """Arms in the order in which they are run and shown."""
+
+    title: str
+    arms: tuple[Arm, ...]
+    baseline: str
+    margin_points: float = 0.5
+
+    def arm(self, name: str) -> Arm:
+        return next(arm for arm in self.arms if arm.name == name)
+
+    def runs(self) -> list[Run]:
+        """Every run, checked: arms in order, seeds within an arm."""
+        found = []
+        for arm in self.arms:
+            if arm.runs_of != arm.name:
+                continue
+            for seed in range(arm.seeds):
+                config = load_config(arm.recipe, [*arm.overrides, f"train.seed={seed}"])
+                found.append(Run(arm.name, seed, run_key(arm.name, seed), config))
+        return found
+
+    def runs_of(self, arm: Arm) -> list[str]:
+        """The folders, below the study's, of the runs an arm looks at."""
+        return [run_key(arm.runs_of, seed) for seed in range(arm.seeds)]
+
+
+def is_study_file(target: str) -> bool:
+    """Whether the file holds arms; a recipe's file does not."""
+    path = Path(target)
+    return (
+        target.endswith(".toml") and path.is_file() and re.search(r"^\s*\[\[arm]]", path.read_text(), re.M) is not None
+    )
+
+
+def from_file(path: Path, overrides: Sequence[str] = ()) -> Study:
+    """Read a study file; `overrides` change all arms and win over the file."""
+    try:
+        table = _StudyTable.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"study '{path}' cannot be read: {error}; it must be a TOML file") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(
+            f"study '{path}' cannot be used: {where}: {first['msg'][0].lower()}{first['msg'][1:]}"
+        ) from None
+    by_name: dict[str, Arm] = {}
+    baseline = table.baseline or table.arm[0].name
+    for arm in table.arm:
+        if arm.name in by_name:
+            raise ConfigError(f"study '{path}' has two arms '{arm.name}'; give each a name of its own")
+        for what in (arm.like, arm.same_runs_as):
+            if what and what not in by_name:
+                raise ConfigError(
+                    f"arm '{arm.name}' builds on '{what}', which is no arm before it{nearest(what, by_name)}"
+                )
+        origin = by_name.get(arm.same_runs_as or arm.like)
+        recipe = _beside(path, arm.recipe or (origin.recipe if origin else table.recipe))
+        if not recipe:
+            raise ConfigError(
+                f"arm '{arm.name}' of study '{path}' names no recipe; add recipe = \"...\" to it or on top"
+            )
+        changes = (*(origin.overrides if origin else table.set), *arm.set)
+        runs_of = (origin.runs_of if origin else "") if arm.same_runs_as else arm.name
+        seeds = arm.seeds or (origin.seeds if origin and arm.same_runs_as else table.seeds)
+        by_name[arm.name] = Arm(
+            arm.name, recipe, changes, seeds, arm.against or baseline, arm.metric, arm.group, runs_of
+        )
+    arms = tuple(
+        Arm(a.name, a.recipe, (*a.overrides, *overrides), a.seeds, a.against, a.metric, a.group, a.runs_of)
+        for a in by_name.values()
+    )
+    return _checked(Study(table.title, arms, baseline, table.margin_points))
+
+
+def from_grid(recipe: str, vary: Sequence[str], seeds: int, overrides: Sequence[str] = (), baseline: str = "") -> Study:
+    """Every combination of the values in `vary` (`key=a,b,c`) is an arm named after them, the first is the baseline."""
+    axes = [_axis(text) for text in vary]
+    names = ["  ".join(combination) or recipe for combination in product(*axes)]
+    arms = tuple(
+        Arm(name, recipe, (*overrides, *combination), seeds, baseline or names[0], runs_of=name)
+        for name, combination in zip(names, product(*axes), strict=True)
+    )
+    return _checked(
+        Study(
+            f"{Path(recipe).stem}: {', '.join(text.partition('=')[0] for text in vary) or 'seeds'}",
+            arms,
+            baseline or names[0],
+        )
+    )
+
+
+def run_key(arm: str, seed: int) -> str:
+    """The folder of a run below the study's."""
+    return f"{slug(arm)}/seed-{seed}"
+
+
+def slug(name: str) -> str:
+    """The name as a folder."""
+    return re.sub(r"[^a-z0-9_.%+-]+", "-", name.lower()).strip("-.") or "arm"
+
+
+def _checked(study: Study) -> Study:
+    names = [arm.name for arm in study.arms]
+    folders: dict[str, str] = {}
+    for arm in study.arms:
+        if arm.against not in names:
+            hint = nearest(arm.against, names) or f"; arms: {', '.join(names)}"
+            raise ConfigError(f"arm '{arm.name}' is compared with '{arm.against}', which is no arm of the study{hint}")
+        other = folders.setdefault(slug(arm.name), arm.name)
+        if other != arm.name:
+            raise ConfigError(f"the names of arms '{other}' and '{arm.name}' give one folder; change one of them")
+    return study
+
+
+def _beside(study_file: Path, recipe: str) -> str:
+    sibling = study_file.parent / recipe
+    return str(sibling) if recipe.endswith(".toml") and sibling.is_file() else recipe
+
+
+def _axis(text: str) -> list[str]:
+    """`key=a,b` as `key=a`, `key=b`; commas inside quotes and brackets belong to a value."""
+    key, equals, values = text.partition("=")
+    parts, depth, quoted, current = [], 0, "", ""
+    for character in values:
+        if quoted:
+            quoted = "" if character == quoted else quoted
+        elif character in "\"'":
+            quoted = character
+        elif character in "[{":
+            depth += 1
+        elif character in "]}":
+            depth -= 1
+        if character == "," and not depth and not quoted:
+            parts.append(current)
+            current = ""
+        else:
+            current += character
+    parts.append(current)
+    if not equals or not key.strip() or any(not part.strip() for part in parts):
+        raise ConfigError(f"--vary '{text}' cannot be read; write key=a,b,c, for example train.batch_total=256,1024")
+    return [f"{key.strip()}={part.strip()}" for part in parts]

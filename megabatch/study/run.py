@@ -1,0 +1,177 @@
+"""Runs a study: every (arm, seed) as a training process of its own, one core each, several side by side.
+
+Each process is `megabatch train` joined as the only worker of its world, so there is no launcher in between: it starts
+sooner, stays in the study's process group (what stops or pauses the study stops and pauses its runs) and leaves an
+ordinary run folder. The folders are the whole state of a study: finished runs are skipped, interrupted ones resumed, a
+failed one is told and does not touch the others.
+
+    OUTPUT/ARM/seed-0/          run folders
+    OUTPUT/logs/                what each run said, and the settings it was given
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Literal
+
+from megabatch.errors import CheckpointError, MegabatchError
+from megabatch.report.record import read_json, write_atomically
+from megabatch.study.plan import Run
+from megabatch.train.folder import check_output
+from megabatch.train.launch import LAUNCHED_VARIABLE
+
+__all__ = ["Outcome", "free_cores", "is_finished", "run_all"]
+
+State = Literal["finished", "failed", "stopped"]
+COMMAND = (sys.executable, "-m", "megabatch")
+POLL_SECONDS = 0.2
+_PATIENCE_SECONDS = 300.0  # for runs that were asked to stop: one update can be long
+
+# A world of one worker; port 0 lets the system choose, nobody else has to find it.
+_ALONE = {
+    "RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "0",
+    "OMP_NUM_THREADS": "1",
+    LAUNCHED_VARIABLE: "1",  # the run ends when the study is killed
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended; `reason` is the last line a failed one said."""
+
+    run: Run
+    state: State
+    seconds: float
+    reason: str = ""
+
+
+@dataclass
+class _Going:
+    run: Run
+    process: subprocess.Popen[bytes]
+    began: float
+
+
+def free_cores() -> int:
+    """Cores that nobody uses at the moment, at least one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores - round(os.getloadavg()[0]))
+
+
+def is_finished(folder: Path, run: Run) -> bool:
+    """Whether this very run has ended well; CheckpointError when the folder holds one with other settings."""
+    try:
+        check_output(folder, run.config, resume=True)
+    except CheckpointError as error:
+        raise CheckpointError(f"arm '{run.arm}' has changed since it was run: {error}") from None
+    return (folder / "summary.json").is_file() and read_json(folder / "summary.json")["status"] == "finished"
+
+
+def run_all(
+    runs: Sequence[Run], output: Path, num_jobs: int, tell: Callable[[Outcome, int], None] = lambda outcome, going: None
+) -> list[Outcome]:
+    """Run what is not finished yet, `num_jobs` at a time; `tell` hears of each end and how many still go on.
+
+    After Ctrl-C or SIGTERM no run is started, those under way write a checkpoint, and the list ends with them.
+    """
+    waiting = [run for run in runs if not is_finished(output / run.key, run)]
+    (output / "logs").mkdir(parents=True, exist_ok=True)
+    going: list[_Going] = []
+    outcomes: list[Outcome] = []
+    with _stop_requests() as stop:
+        try:
+            while going or (waiting and not stop.wanted):
+                while waiting and len(going) < num_jobs and not stop.wanted:
+                    run = waiting.pop(0)
+                    going.append(_Going(run, _start(run, output), time.monotonic()))
+                stop.pass_on(going)
+                for one in [one for one in going if one.process.poll() is not None]:
+                    going.remove(one)
+                    outcomes.append(_outcome(one, output))
+                    tell(outcomes[-1], len(going))
+                time.sleep(POLL_SECONDS)
+        finally:
+            for one in going:  # only after an error of our own
+                one.process.kill()
+                one.process.wait()
+    return outcomes
+
+
+class _StopRequests:
+    """Ctrl-C or SIGTERM: runs are asked to stop; they are killed when it comes again or takes too long."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._passed_on = 0
+        self._since = 0.0
+
+    @property
+    def wanted(self) -> bool:
+        return self.count > 0
+
+    def note(self, _number: int, _frame: FrameType | None) -> None:
+        self.count += 1
+
+    def pass_on(self, going: Sequence[_Going]) -> None:
+        if not self.count:
+            return
+        if self._passed_on == 0:
+            self._since = time.monotonic()
+        impatient = self.count > 1 or time.monotonic() - self._since > _PATIENCE_SECONDS
+        if self._passed_on < 1 + impatient:
+            self._passed_on = 1 + impatient
+            for one in going:
+                one.process.send_signal(signal.SIGKILL if impatient else signal.SIGTERM)
+
+
+@contextmanager
+def _stop_requests() -> Iterator[_StopRequests]:
+    stop = _StopRequests()
+    before = {number: signal.signal(number, stop.note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _start(run: Run, output: Path) -> subprocess.Popen[bytes]:
+    name = run.key.replace("/", "-")
+    settings, folder = output / "logs" / f"{name}.toml", output / run.key
+    write_atomically(settings, run.config.to_toml())
+    words = [*COMMAND, "train", str(settings), "--output", str(folder)]
+    words += ["--resume"] * (folder / "config.toml").is_file()
+    environment = {**os.environ, **_ALONE}
+    try:
+        with open(output / "logs" / f"{name}.log", "wb") as log:
+            return subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    except OSError as error:
+        raise MegabatchError(
+            f"run '{run.key}' could not be started: {error.strerror}; see to it and start again"
+        ) from None
+
+
+def _outcome(one: _Going, output: Path) -> Outcome:
+    run, seconds = one.run, time.monotonic() - one.began
+    summary = output / run.key / "summary.json"
+    status = read_json(summary)["status"] if summary.is_file() else ""
+    if one.process.returncode == 0 and status in ("finished", "stopped"):
+        return Outcome(run, "finished" if status == "finished" else "stopped", seconds)
+    lines = (output / "logs" / f"{run.key.replace('/', '-')}.log").read_text(errors="replace").strip().splitlines()
+    code = one.process.returncode
+    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return Outcome(run, "failed", seconds, (lines[-1].strip() if lines else "") or how)

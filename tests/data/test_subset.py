@@ -1,0 +1,120 @@
+"""Fixed parts of a set: same mix of classes, never the same picture twice, independent of seeds; and area averaging."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megabatch.data.sources import PictureArray
+from megabatch.data.subset import Subset, downscale, limit_and_hold_out, mixed_order
+from megabatch.errors import DataError
+
+GOLDEN = [5, 0, 1, 2, 4, 11, 8, 3, 6, 7, 10, 9]
+
+
+def numbered(labels: list[int], size: int = 8) -> PictureArray:
+    """Pictures whose first pixel is their own number."""
+    pictures = np.zeros((len(labels), size, size, 1), dtype=np.uint8)
+    pictures[:, 0, 0, 0] = np.arange(len(labels))
+    return PictureArray("numbered", pictures, labels, num_classes=4)
+
+
+def numbers(source: Any) -> list[int]:
+    return [int(source.read(index)[0, 0, 0]) for index in range(len(source))]
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=200), st.data())
+def test_every_beginning_and_end_has_each_class_in_its_share(labels: list[int], data: st.DataObject) -> None:
+    order = mixed_order(np.array(labels))
+    assert sorted(order.tolist()) == list(range(len(labels)))
+    count = data.draw(st.integers(1, len(labels)))
+    for part in (order[:count], order[-count:]):
+        found = Counter(labels[index] for index in part.tolist())
+        for label, size in Counter(labels).items():
+            assert abs(found[label] - count * size / len(labels)) < 1.0 + 1e-9
+
+
+def test_the_order_is_mixed_and_never_changes() -> None:
+    labels = np.array([0, 1] * 6)
+    assert mixed_order(labels).tolist() == GOLDEN
+    assert mixed_order(labels).tolist() != sorted(GOLDEN)
+
+
+def test_limited_and_held_out_pictures_never_meet() -> None:
+    source = numbered([0, 1, 2, 3] * 30)
+    train, held_out = limit_and_hold_out(source, 40, 20)
+    assert held_out is not None
+    assert (len(train), len(held_out)) == (40, 20)
+    assert not set(numbers(train)) & set(numbers(held_out))
+    assert Counter(train.labels.tolist()) == dict.fromkeys(range(4), 10)
+    for part in (train, held_out):
+        assert [source.labels[number] for number in numbers(part)] == part.labels.tolist()
+
+
+def test_all_that_is_not_held_out_and_nothing_asked() -> None:
+    source = numbered([0, 1, 2, 3] * 30)
+    train, held_out = limit_and_hold_out(source, 0, 20)
+    assert held_out is not None
+    assert sorted(numbers(train) + numbers(held_out)) == list(range(120))
+    assert limit_and_hold_out(source, 0, 0) == (source, None)
+
+
+class OnDemand:
+    """A source that decodes when asked, and counts it."""
+
+    def __init__(self, source: PictureArray) -> None:
+        self.name, self.num_classes, self.channels, self.labels = "on demand", 4, 1, source.labels
+        self._source = source
+        self.reads = 0
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def read(self, index: int) -> Any:
+        self.reads += 1
+        return self._source.read(index)
+
+
+def test_only_the_chosen_pictures_are_decoded() -> None:
+    source = OnDemand(numbered([0, 1, 2, 3] * 30))
+    train, _ = limit_and_hold_out(source, 12, 0)
+    assert isinstance(train, PictureArray)
+    assert source.reads <= 13  # one more to see the size
+    assert [source.labels[number] for number in numbers(train)] == train.labels.tolist()
+
+
+def test_a_subset_reads_through() -> None:
+    source = numbered([3, 2, 1, 0])
+    part = Subset("part", source, np.array([2, 0]))
+    assert (numbers(part), part.labels.tolist(), len(part)) == ([2, 0], [1, 3], 2)
+
+
+@pytest.mark.parametrize(("limit", "held_out"), [(121, 0), (100, 21), (0, 120)])
+def test_more_than_there_is(limit: int, held_out: int) -> None:
+    with pytest.raises(DataError, match="need more pictures than the 120 of numbered; ask for fewer"):
+        limit_and_hold_out(numbered([0, 1, 2, 3] * 30), limit, held_out)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_downscaling_averages_areas(channels: int) -> None:
+    pictures = np.random.default_rng(1).integers(0, 256, (5, 28, 28, channels), dtype=np.uint8)
+    small = downscale(PictureArray("x", pictures, [0, 1, 2, 3, 0]), 14)
+    assert isinstance(small, PictureArray)
+    exact = pictures.reshape(5, 14, 2, 14, 2, channels).astype(np.float64).mean(axis=(2, 4))
+    assert small.pictures.shape == (5, 14, 14, channels)
+    # Pillow rounds after the rows and again after the columns.
+    assert np.abs(small.pictures - exact).max() <= 1.0
+    assert small.labels.tolist() == [0, 1, 2, 3, 0]
+
+
+def test_small_pictures_stay_and_odd_ones_are_refused() -> None:
+    source = numbered([0, 1, 2], size=12)
+    assert downscale(source, 12) is source
+    wide = PictureArray("wide", np.zeros((2, 8, 10, 1), dtype=np.uint8), [0, 1])
+    with pytest.raises(DataError, match="needs square pictures of one size"):
+        downscale(wide, 8)

@@ -1,0 +1,101 @@
+"""From run folders to rows: what is read, compared and left out."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megabatch.errors import DataError
+from megabatch.study.plan import Study, from_file
+from megabatch.study.results import arm_rows, collect, csv_text, markdown_table, statements
+
+ACCURACIES = {"small": [0.80, 0.82, 0.84], "large-2x": [0.70, 0.71]}
+
+
+def write_run(folder: Path, top1: float, status: str = "finished") -> None:
+    folder.mkdir(parents=True)
+    (folder / "summary.json").write_text(
+        json.dumps(
+            {
+                "status": status,
+                "top1": top1,
+                "ensemble_top1": top1 + 0.01,
+                "updates": 20,
+                "epoch": 2.0,
+                "training_seconds": 1.5,
+                "workers": 1,
+                "skipped_updates": 0,
+            }
+        )
+    )
+
+
+@pytest.fixture
+def study(study_file: Path, tmp_path: Path) -> Study:
+    for arm, values in ACCURACIES.items():
+        for seed, value in enumerate(values):
+            write_run(tmp_path / arm / f"seed-{seed}", value)
+    return from_file(study_file)
+
+
+def test_arms_are_collected_and_compared(study: Study, tmp_path: Path) -> None:
+    small, large, ensemble = collect(study, tmp_path)
+    assert small.spread.n == 3
+    assert small.spread.mean == pytest.approx(82.0)
+    assert small.spread.std == pytest.approx(float(np.std([80, 82, 84], ddof=1)))
+    assert small.comparison is None
+    assert large.comparison is not None
+    assert large.comparison.difference == pytest.approx(-11.5)
+    assert large.comparison.verdict(study.margin_points) == "worse"
+    assert ensemble.comparison is not None
+    assert ensemble.comparison.difference == pytest.approx(1.0)
+    assert [run.seed for run in small.runs] == [0, 1, 2]
+    assert {run.batch_total_first for run in large.runs} == {128}
+    # Two comparisons: the smaller p is doubled.
+    assert large.p_holm == pytest.approx(2 * large.comparison.p)
+
+
+def test_what_is_not_finished_is_left_out(study_file: Path, tmp_path: Path) -> None:
+    write_run(tmp_path / "small" / "seed-0", 0.8)
+    write_run(tmp_path / "small" / "seed-1", 0.9, status="stopped")
+    write_run(tmp_path / "large-2x" / "seed-7", 0.9)  # no seed of this study
+    (only,) = collect(from_file(study_file), tmp_path)
+    assert [run.percent for run in only.runs] == [80.0]
+    assert "nothing can be said" in statements([only], 0.5)[0]
+    assert math.isnan(only.spread.std)
+    assert "80.00 (1)" in markdown_table([only], 0.5)
+
+
+def test_rows_and_csv_say_the_same(study: Study, tmp_path: Path) -> None:
+    results = collect(study, tmp_path)
+    rows = arm_rows(results, study.margin_points)
+    read = list(csv.DictReader(io.StringIO(csv_text(rows))))
+    assert [row["arm"] for row in read] == ["Small", "large 2x", "large 2x, ensemble"]
+    assert float(read[1]["difference_points"]) == pytest.approx(-11.5)
+    assert read[0]["against"] == ""
+    assert json.loads(json.dumps(rows)) == rows  # no NaN: other programs read it
+    runs = list(csv.DictReader(io.StringIO(csv_text([run for result in results for run in result.runs]))))
+    assert [float(run["percent"]) for run in runs[:3]] == pytest.approx([80.0, 82.0, 84.0])
+
+
+def test_the_table_and_what_it_says(study: Study, tmp_path: Path) -> None:
+    results = collect(study, tmp_path)
+    table = markdown_table(results, study.margin_points)
+    assert "| Small | 20 | 82.00 +- 2.00 (3) |  |  |  |  |" in table
+    assert "| large 2x | 20 | 70.50 +- 0.71 (2) | Small | -11.50 [" in table
+    said = statements(results, study.margin_points)
+    assert said[0].startswith("2 comparisons by Welch's t-test, 2 to 2 seeds an arm")
+    assert said[1].endswith("large 2x.")
+    assert said[2].endswith("none.")
+
+
+def test_a_metric_that_runs_do_not_have(study: Study, study_file: Path, tmp_path: Path) -> None:
+    study_file.write_text(study_file.read_text().replace("ensemble_top1", "speed"))
+    with pytest.raises(DataError, match="has no number 'speed', which arm 'large 2x, ensemble' looks at"):
+        collect(from_file(study_file), tmp_path)

@@ -1,0 +1,95 @@
+"""Runs of a study as processes: side by side, skipped when finished, resumed when stopped, apart when failing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from megabatch.errors import CheckpointError
+from megabatch.study.plan import Run, from_file, from_grid
+from megabatch.study.run import Outcome, free_cores, is_finished, run_all
+
+pytestmark = pytest.mark.usefixtures("quick_trainer")
+
+
+def starts(folder: Path) -> list[str]:
+    return (folder / "starts").read_text().splitlines()
+
+
+def test_all_runs_finish_and_are_not_run_again(study_file: Path, tmp_path: Path) -> None:
+    runs, heard = from_file(study_file).runs(), []
+    outcomes = run_all(runs, tmp_path / "out", 2, lambda outcome, going: heard.append((outcome.run.key, going)))
+    assert {outcome.run.key for outcome in outcomes} == {run.key for run in runs}
+    assert {outcome.state for outcome in outcomes} == {"finished"}
+    assert len(heard) == 5
+    assert all(going < 2 for _, going in heard)
+    # One worker alone, in our own process group: what pauses the study pauses its runs.
+    assert starts(tmp_path / "out" / runs[0].key) == [f" 1 {os.getpgrp()}"]
+    assert run_all(runs, tmp_path / "out", 2) == []
+
+
+def test_a_failing_run_is_told_and_does_not_touch_the_others(tmp_path: Path) -> None:
+    runs = from_grid("demo", ["train.label_smoothing=0.0,0.1,0.4"], 1).runs()
+    outcomes = {outcome.run.key: outcome for outcome in run_all(runs, tmp_path, 3)}
+    assert sorted(outcome.state for outcome in outcomes.values()) == ["failed", "finished", "finished"]
+    assert outcomes[runs[1].key].reason == "megabatch: no luck"
+    # Started again it goes on with that one alone.
+    again = run_all(runs, tmp_path, 3)
+    assert [outcome.run.key for outcome in again] == [runs[1].key]
+    assert starts(tmp_path / runs[1].key)[1].startswith("--resume")
+
+
+def interrupted(runs: list[Run], output: Path, num_jobs: int, signals: int, wait_for: list[Run]) -> list[Outcome]:
+    """Run until `wait_for` are under way, then send this process the signal so many times."""
+
+    def interrupt() -> None:
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline and not all((output / run.key / "waiting").exists() for run in wait_for):
+            time.sleep(0.01)
+        for _ in range(signals):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.2)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        return run_all(runs, output, num_jobs)
+    finally:
+        thread.join()
+
+
+def test_ctrl_c_stops_what_goes_on_starts_nothing_new_and_can_be_resumed(tmp_path: Path) -> None:
+    runs = from_grid("demo", ["train.label_smoothing=0.2,0.4"], 2).runs()
+    outcomes = interrupted(runs, tmp_path, 2, 1, runs[:2])
+    assert [outcome.state for outcome in outcomes] == ["stopped", "stopped"]
+    assert not (tmp_path / runs[2].key).exists()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    rest = run_all(runs, tmp_path, 2)
+    assert {outcome.state for outcome in rest} == {"finished"}
+    assert len(rest) == 4
+    assert [line.split()[0] for line in starts(tmp_path / runs[0].key)] == ["1", "--resume"]
+
+
+def test_a_second_ctrl_c_ends_runs_that_do_not_listen(tmp_path: Path) -> None:
+    runs = from_grid("demo", ["train.label_smoothing=0.3"], 1).runs()
+    (outcome,) = interrupted(runs, tmp_path, 1, 2, runs)
+    assert (outcome.state, outcome.reason) == ("failed", "SIGKILL")
+
+
+def test_an_arm_that_has_changed_is_refused(tmp_path: Path) -> None:
+    run_all(from_grid("demo", ["train.batch_total=64"], 1).runs(), tmp_path, 1)
+    (changed,) = from_grid("demo", ["train.batch_total=64"], 1, ["train.epochs=9"]).runs()
+    with pytest.raises(CheckpointError, match=r"arm 'train.batch_total=64' has changed since it was run.*train.epochs"):
+        is_finished(tmp_path / changed.key, changed)
+
+
+def test_free_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)), raising=False)
+    for load, free in ((0.1, 8), (3.4, 5), (70.0, 1)):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        assert free_cores() == free
