@@ -58,7 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 
 TORCH_FREE = (
-    *("megabatch", "megabatch.recipes", "megabatch.cli", "megabatch.report.record"),
+    *("megabatch", "megabatch.recipes", "megabatch.recipes.scale", "megabatch.cli", "megabatch.report.record"),
     *("megabatch.comm.phases", "megabatch.comm.shape"),
     *("megabatch.comm.price", "megabatch.comm.calibration", "megabatch.comm.select"),
     # A mistake in a recipe, a folder or a launcher's variables is told without the seconds that torch takes to load.

@@ -20,6 +20,7 @@ app = typer.Typer()
     epilog="Examples: `megabatch train demo --workers 2` - "
     "`megabatch train demo --set train.epochs=1 --set data.source=generated` - "
     "`megabatch train demo --output runs/a --resume` - "
+    "`megabatch train mikami2018 --scale fashion-mnist --epochs 30 --set optimizer.rate_factor=0.5` - "
     "`torchrun --nproc-per-node 4 -m megabatch train demo`"
 )
 def train(
@@ -32,6 +33,15 @@ def train(
     grid: Annotated[str | None, typer.Option(help="Rows x columns of workers, for example 2x2.")] = None,
     output: Annotated[Path | None, typer.Option(help="Run folder; a new one under runs/ by default.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --output.")] = False,
+    scale: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Fit the recipe to a small set: cifar10, fashion-mnist, or a TOML file with a profile."
+        ),
+    ] = None,
+    epochs: Annotated[
+        float | None, typer.Option(metavar="E", help="Shorten or stretch the recipe, every schedule and stage alike.")
+    ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe.")
     ] = None,
@@ -46,7 +56,7 @@ def train(
     overrides = tuple(set_ or ()) + (
         (f"data.path={json.dumps(str(data.absolute()), ensure_ascii=False)}",) if data else ()
     )
-    request = TrainRequest(recipe, overrides, workers, grid, output, resume, debug)
+    request = TrainRequest(recipe, overrides, workers, grid, output, resume, debug, scale, epochs)
     raise typer.Exit(train_here(request, os.environ))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megabatch.config.section import Section
+from megabatch.config.section import PositiveInt, Section
 
 __all__ = ["Promise"]
 
@@ -14,5 +14,7 @@ class Promise(Section):
     hardware: str
     time: str
     accuracy: str
+    workers: PositiveInt | None = None  # as published
+    pictures: PositiveInt | None = None  # in the training set it was made for; `--scale` needs it
     command: str = ""
     unknown: tuple[str, ...] = ()

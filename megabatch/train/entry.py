@@ -12,6 +12,7 @@ from megabatch.comm.shape import GridShape, near_square, parse_grid
 from megabatch.config import Config
 from megabatch.errors import CheckpointError, LaunchError
 from megabatch.recipes import load_config
+from megabatch.recipes.scale import scaling_lines
 from megabatch.train.folder import check_output, default_output
 from megabatch.train.launch import start_workers
 from megabatch.train.worker import run_as_worker
@@ -34,6 +35,8 @@ class TrainRequest:
     output: Path | None = None
     resume: bool = False
     debug: bool = False
+    scale: str | None = None
+    epochs: float | None = None
 
     def arguments(self, resolved_recipe: Path, folder: Path) -> list[str]:
         """The command line of a worker that does the same, from settings already resolved, in this folder."""
@@ -45,7 +48,7 @@ class TrainRequest:
 
 def train_here(request: TrainRequest, environ: Mapping[str, str]) -> int:
     """Train in the world this process finds itself in, or start one; returns the exit code of the command."""
-    config = load_config(request.recipe, list(request.overrides))
+    config = load_config(request.recipe, list(request.overrides), scale=request.scale, epochs=request.epochs)
     if request.resume and request.output is None:
         raise CheckpointError("--resume needs to know which run to go on with; add --output RUN_FOLDER")
     world = read_world(environ, alone=request.workers is not None)
@@ -64,6 +67,7 @@ def _start_workers(request: TrainRequest, config: Config) -> int:
     _choose_grid(request.grid, num_workers)  # refuse a grid that does not fit before anything is started
     folder = (request.output or default_output(request.recipe)).absolute()
     check_output(folder, config, request.resume)
+    _say_scale(request, config)
     with tempfile.TemporaryDirectory(prefix="megabatch-") as scratch:
         # Workers that are restarted later must not see what has become of the recipe file meanwhile.
         resolved = Path(scratch) / "recipe.toml"
@@ -77,6 +81,8 @@ def _join_and_train(request: TrainRequest, config: Config, world: World) -> int:
     from megabatch.train.build import set_threads
     from megabatch.train.engine import train
 
+    if world.is_first:
+        _say_scale(request, config)
     device, backend = choose_device(config.comm.backend, world)
     set_threads(config, world.local_size)
     with join(world, backend, config.comm.timeout_seconds) as store:
@@ -86,6 +92,12 @@ def _join_and_train(request: TrainRequest, config: Config, world: World) -> int:
     if world.is_first:
         _say_result(summary, folder)
     return 0
+
+
+def _say_scale(request: TrainRequest, config: Config) -> None:
+    if request.scale is not None:
+        for line in scaling_lines(load_config(request.recipe, epochs=request.epochs), config):
+            print(line)
 
 
 def _choose_grid(text: str | None, num_workers: int) -> GridShape:

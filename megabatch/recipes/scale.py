@@ -1,0 +1,172 @@
+"""A recipe made for a large set, fitted to a small one or to fewer epochs, with the shape of everything kept.
+
+`at_scale` replaces pictures, network and ghost batch by those of a profile (a TOML file in `recipes/scales`, or one of
+the user's own) and scales every batch so that batch / pictures in the set stays. Epochs and schedules stay. Hence the
+number of updates stays, and with it the noise scale rate * pictures / batch (Smith and Le 2017), so rates stay too;
+`optimizer.rate_factor` changes their level. Batches are rounded to whole ghost batches: `scaling_lines` says how.
+
+`over_epochs` compresses or stretches the epoch axis: every epoch in schedules, batch stages, transitions and collapses
+is multiplied by the same factor. How often a run is evaluated and saved stays.
+
+Both go by the house's naming rule, so that they reach settings they have never heard of: a number of epochs is called
+`..._epoch` or `..._epochs`, a batch `...batch_total`.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from megabatch.config import Config
+from megabatch.config.section import PositiveInt, Section
+from megabatch.errors import ConfigError, nearest
+from megabatch.recipes.overrides import apply_override
+from megabatch.recipes.validate import validate
+from megabatch.schedule.batch import count_updates, parse_stages
+
+__all__ = ["Profile", "at_scale", "over_epochs", "profile_names", "read_profile", "scaling_lines"]
+
+SCALES = Path(__file__).parent / "scales"
+_INTERVALS = ("evaluate_every_epochs", "every_epochs")  # for those who watch; no part of the method
+
+
+class Profile(Section):
+    """A small set to scale a recipe to, the network for it, and what else a small machine needs."""
+
+    name: str = ""
+    pictures: PositiveInt  # in its training set
+    data: dict[str, Any]  # replaces the recipe's section
+    model: dict[str, Any] = Field(default_factory=dict)  # these three are laid over the recipe's
+    train: dict[str, Any] = Field(default_factory=dict)
+    comm: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def training_pictures(self) -> int:
+        """How many are trained on, with those kept out by settings of the data left out."""
+        limit = int(self.data.get("max_train_pictures", 0)) or self.pictures
+        return min(limit, self.pictures - int(self.data.get("held_out_pictures", 0)))
+
+
+def profile_names() -> list[str]:
+    """The profiles that come with the package."""
+    return sorted(path.stem for path in SCALES.glob("*.toml"))
+
+
+def read_profile(name: str, overrides: list[str] | None = None) -> Profile:
+    """A shipped profile by name, or a TOML file; overrides of the data, the model and the ghost batch go into it.
+
+    Raises:
+        ConfigError: an unknown name, or a file that is no profile.
+    """
+    path = Path(name) if name.endswith(".toml") else SCALES / f"{name}.toml"
+    if not path.is_file():
+        hint = nearest(name, profile_names()) or f"; known: {', '.join(profile_names())}"
+        raise ConfigError(f"unknown scale '{name}'{hint}; give one of these, or a TOML file with a profile")
+    try:
+        table = {"name": path.stem, **tomllib.loads(path.read_text(encoding="utf-8"))}
+        for override in overrides or []:
+            if override.lstrip().startswith(("data.", "model.", "train.ghost_batch")):
+                apply_override(table, override)
+        return Profile.model_validate(table)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"scale '{name}' cannot be read: {error}; it must be a TOML file") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"scale '{name}' is no profile: '{where}': {first['msg'].lower()}") from None
+
+
+def at_scale(config: Config, profile: Profile) -> Config:
+    """The recipe fitted to the profile's set: same epochs, same schedules, same batch / pictures.
+
+    Raises:
+        ConfigError: the recipe does not say for how many pictures it was made, or the result cannot work.
+    """
+    if config.promise.pictures is None:
+        raise ConfigError(
+            "--scale needs to know for how many training pictures a recipe was made and this one does not say; "
+            "add promise.pictures to it"
+        )
+    ghost = int(profile.train.get("ghost_batch", config.train.ghost_batch))
+    factor = profile.training_pictures / config.promise.pictures
+
+    def scale(key: str, value: Any) -> Any:
+        if not key.endswith("batch_total") or value == 0:
+            return value
+        stages = parse_stages(value)
+        totals = [max(1, round(total * factor / ghost)) * ghost for total in stages.batch_totals]
+        return _stages_text(stages.from_epochs, totals)
+
+    table = _mapped(config.model_dump(mode="json", exclude_none=True), scale)
+    table["data"] = dict(profile.data)
+    for section in ("model", "train", "comm"):
+        table[section] |= getattr(profile, section)
+    told = f"not known: a published recipe scaled to {profile.name}"
+    table["promise"] |= {"pictures": profile.training_pictures, "hardware": "any", "time": told, "accuracy": told}
+    table["promise"].pop("workers", None)
+    return validate(table, source=f"the recipe at scale '{profile.name}'")
+
+
+def over_epochs(config: Config, epochs: float) -> Config:
+    """The recipe over another number of epochs, every schedule and stage compressed or stretched alike.
+
+    Raises:
+        ConfigError: a number of epochs that cannot work.
+    """
+    if not 0 < epochs < math.inf:
+        raise ConfigError(f"--epochs {epochs:g} cannot be used; give a number above 0")
+    factor = epochs / config.train.epochs
+
+    def stretch(key: str, value: Any) -> Any:
+        if key.endswith("batch_total") and isinstance(value, str):
+            stages = parse_stages(value)
+            return _stages_text([start * factor for start in stages.from_epochs], stages.batch_totals)
+        if not (key.endswith(("_epoch", "_epochs")) or key == "epochs") or key in _INTERVALS or isinstance(value, bool):
+            return value
+        return [one * factor for one in value] if isinstance(value, list) else value * factor
+
+    table = _mapped(config.model_dump(mode="json", exclude_none=True), stretch)
+    table["train"]["epochs"] = epochs  # exactly
+    return validate(table, source=f"the recipe over {epochs:g} epochs")
+
+
+def scaling_lines(published: Config, scaled: Config) -> list[str]:
+    """What scaling did, for a person: batches as shares of the set, rounding, updates."""
+    pictures, small = published.promise.pictures or 0, scaled.promise.pictures or 0
+    lines = [f"scaled         {pictures:,} -> {small:,} pictures, network {scaled.model.name}"]
+    old, new = (parse_stages(one.train.batch_total) for one in (published, scaled))
+    if pictures and small and len(old.batch_totals) == len(new.batch_totals):
+        for before, after in zip(old.batch_totals, new.batch_totals, strict=True):
+            exact, ghost = before * small / pictures, scaled.train.ghost_batch
+            lines.append(
+                f"total batch    {before:,} ({before / pictures:.2%} of the set) -> {after:,} ({after / small:.2%}), "
+                f"rounded from {exact:,.1f} to whole ghost batches of {ghost} ({after / exact - 1:+.1%})"
+            )
+        counts = [
+            count_updates(stages, one.train.ghost_batch, total, round(one.train.epochs * total))
+            for stages, one, total in ((old, published, pictures), (new, scaled, small))
+        ]
+        lines.append(f"updates        {counts[0]:,} -> {counts[1]:,}")
+    if scaled.optimizer.rate_factor != 1:
+        lines.append(f"rates          times {scaled.optimizer.rate_factor:g}")
+    return lines
+
+
+def _stages_text(from_epochs: Any, batch_totals: Any) -> int | str:
+    if len(batch_totals) == 1:
+        return int(batch_totals[0])
+    return " ".join(f"{start:.12g}:{total}" for start, total in zip(from_epochs, batch_totals, strict=True))
+
+
+def _mapped(table: Any, change: Callable[[str, Any], Any], key: str = "") -> Any:
+    """The table with `change(key, value)` for every value that is not itself a table or a list of tables."""
+    if isinstance(table, dict):
+        return {name: _mapped(value, change, name) for name, value in table.items()}
+    if isinstance(table, list) and any(isinstance(one, dict) for one in table):
+        return [_mapped(one, change) for one in table]
+    return change(key, table)

@@ -1,0 +1,65 @@
+"""From a table to checked settings; a mistake in it becomes one line."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from megabatch.config import Config
+from megabatch.errors import ConfigError, nearest
+from megabatch.schedule.pieces import Piece
+
+__all__ = ["validate"]
+
+
+def validate(table: dict[str, Any], source: str) -> Config:
+    """The table as checked settings.
+
+    Raises:
+        ConfigError: one line that names the key, what it was given and what it needs.
+    """
+    try:
+        return Config.model_validate(table)
+    except ValidationError as error:
+        raise ConfigError(_one_line(error, source)) from None
+
+
+def _one_line(error: ValidationError, source: str) -> str:
+    """The complaint of pydantic that says most, as one line: given, needed, what to do."""
+
+    def key_path(complaint: Any) -> list[str]:
+        # Besides keys and positions pydantic lists the branch of a union it tried, such as `tuple[Piece, ...]`.
+        *path, last = complaint["loc"]
+        known = [str(part) for part in path if isinstance(part, int) or _is_key(part)]
+        is_key = complaint["type"] in ("extra_forbidden", "missing") or isinstance(last, int) or _is_key(last)
+        return [*known, str(last)] if is_key else known
+
+    first = max(error.errors(), key=lambda one: (one["type"] == "extra_forbidden", len(key_path(one))))
+    names = key_path(first)
+    where = ".".join(names)
+    if first["type"] == "extra_forbidden":
+        known = _known_keys(names[:-1])
+        hint = nearest(names[-1], known) or f"; known: {', '.join(sorted(known))}"
+        return f"unknown key '{where}' in {source}{hint}"
+    if first["type"] == "missing":
+        return f"{source} lacks '{where}'; add it"
+    if first["type"] == "value_error":
+        return str(first["ctx"]["error"])
+    return f"'{where}' = {first['input']!r} in {source} cannot be used: {first['msg'][0].lower()}{first['msg'][1:]}"
+
+
+def _is_key(part: object) -> bool:
+    return str(part).isidentifier() and part not in ("int", "float", "str", "tuple")
+
+
+def _known_keys(path: list[str]) -> list[str]:
+    """The keys of the section at a dotted path."""
+    section: type[BaseModel] = Config
+    for name in path:
+        field = section.model_fields.get(name)
+        if field is None:
+            break
+        choices = [field.annotation, *get_args(field.annotation)]
+        section = next((c for c in choices if isinstance(c, type) and issubclass(c, BaseModel)), Piece)
+    return list(section.model_fields)
