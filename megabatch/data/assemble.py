@@ -6,18 +6,16 @@ depends on the other pictures of the call, so any split of the work over workers
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
-from megabatch.data.augment import (
-    Augmentation,
-    flip_where,
-    keyed_uniforms,
-    pad_crop_flip,
-    resize,
-    resized_crop_box,
-)
-from megabatch.data.sources import PictureArray, Source
+from megabatch.data.augment import Augmentation, pad_crop_flip, resized_crop_box
+from megabatch.data.decode import EXACT, Decoding, crop_resized, resize, resize_into
+from megabatch.data.geometry import Box
+from megabatch.data.keyed import keyed_uniforms
+from megabatch.data.sources import PictureArray, Source, picture_name
 
 __all__ = ["assemble_evaluation", "assemble_training", "fit"]
 
@@ -31,6 +29,7 @@ def assemble_training(
     seed: int,
     epochs: NDArray[np.int64] | int,
     samples: NDArray[np.int64],
+    decoding: Decoding = EXACT,
 ) -> Assembled:
     """Augmented pictures, [n, image_size, image_size, channels], C-contiguous, and their labels, [n].
 
@@ -46,13 +45,31 @@ def assemble_training(
         return pad_crop_flip(pictures, padding, augmentation.flip, uniforms), labels
     pictures = np.empty((len(samples), image_size, image_size, source.channels), dtype=np.uint8)
     for at, sample in enumerate(samples.tolist()):
-        picture = source.read(sample)
-        height, width, _ = picture.shape
-        box = resized_crop_box(height, width, augmentation, uniforms[at, 1:])
-        pictures[at] = resize(picture, image_size, image_size, box)
-    if augmentation.flip:
-        flip_where(pictures, uniforms[:, 0] < 0.5)
+        mirror = augmentation.flip and bool(uniforms[at, 0] < 0.5)
+        _cut_one(source, sample, augmentation, uniforms[at, 1:], mirror, pictures[at], decoding)
     return pictures, labels
+
+
+def _cut_one(
+    source: Source,
+    sample: int,
+    augmentation: Augmentation,
+    uniforms: NDArray[np.float64],
+    mirror: bool,
+    out: NDArray[np.uint8],
+    decoding: Decoding,
+) -> None:
+    """Fills `out` with the random resized crop of a picture, decoding no more of it than needed."""
+
+    def choose(height: int, width: int) -> Box:
+        return resized_crop_box(height, width, augmentation, uniforms)
+
+    read_bytes: Callable[[int], bytes] | None = getattr(source, "read_bytes", None)
+    if read_bytes is not None:
+        crop_resized(read_bytes(sample), choose, mirror, out, lambda: picture_name(source, sample), decoding)
+        return
+    picture = source.read(sample)
+    resize_into(picture, choose(*picture.shape[:2]), mirror, out, decoding)
 
 
 def assemble_evaluation(source: Source, image_size: int, indices: NDArray[np.int64]) -> Assembled:

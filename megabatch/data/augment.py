@@ -1,50 +1,30 @@
-"""Random crops and flips of training pictures, keyed by (seed, epoch, sample) and by nothing else.
+"""Random crops and flips of training pictures: what is drawn, and what the draws mean.
 
-The randomness is counter-based: four nested SplitMix64 streams (Steele, Lea and Flood 2014, "Fast splittable
-pseudorandom number generators"). With `out(s, k)` the k-th output, k = 0, 1, ..., of SplitMix64 started at s:
-
-    bits(seed, epoch, sample, draw) = out(out(out(out(seed, 0), epoch), sample), draw)
-
-Every output can be computed alone, by 64-bit integer arithmetic only, so a sample gets the same draws in
-any batch, on any worker, on any platform and with any version of numpy. Resized crops follow Szegedy et al.
-2015, "Going deeper with convolutions", section 6: a share of the area and an aspect ratio, drawn until the
-crop fits.
+Resized crops follow Szegedy et al. 2015, "Going deeper with convolutions", section 6: a share of the area and an
+aspect ratio, drawn until the crop fits.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
+from megabatch.data.geometry import Box
 from megabatch.errors import ConfigError
 
 __all__ = [
     "CROP_TRIES",
     "Augmentation",
-    "Box",
     "flip_where",
-    "keyed_bits",
-    "keyed_uniforms",
     "pad_crop_flip",
-    "resize",
     "resized_crop_box",
 ]
 
-Box = tuple[int, int, int, int]  # left, top, right, bottom, in pixels, as Pillow has it
-
 CROP_TRIES = 10
 DRAWS_PER_TRY = 4  # area, aspect, top, left
-
-_MASK = (1 << 64) - 1
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
-_ONE, _SHIFT_11, _SHIFT_27, _SHIFT_30, _SHIFT_31 = (np.uint64(k) for k in (1, 11, 27, 30, 31))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,28 +63,6 @@ class Augmentation:
     def num_draws(self) -> int:
         """Random numbers one picture needs: one for the flip, then those of the crop."""
         return 1 + {"none": 0, "pad": 2, "resized": CROP_TRIES * DRAWS_PER_TRY}[self.crop]
-
-
-def keyed_bits(
-    seed: int, epochs: NDArray[np.int64] | int, samples: NDArray[np.int64], count: int
-) -> NDArray[np.uint64]:
-    """The first `count` draws of 64 random bits for each sample, [n, count]; see the head of this file.
-
-    `seed`, `epochs` (one, or one for each sample) and `samples` are not negative; the seed is below 2**64.
-    """
-    assert 0 <= seed <= _MASK
-    state = _outputs(_seed_state(seed), np.atleast_1d(np.asarray(epochs)).astype(np.uint64))
-    state = _outputs(state, samples.astype(np.uint64))
-    return _outputs(state[:, None], np.arange(count, dtype=np.uint64))
-
-
-def keyed_uniforms(
-    seed: int, epochs: NDArray[np.int64] | int, samples: NDArray[np.int64], count: int
-) -> NDArray[np.float64]:
-    """The first `count` draws for each sample, uniform on [0, 1) in steps of 2**-53, [n, count]."""
-    bits = keyed_bits(seed, epochs, samples, count)
-    bits >>= _SHIFT_11
-    return np.multiply(bits, 2.0**-53, dtype=np.float64)
 
 
 def pad_crop_flip(
@@ -155,30 +113,6 @@ def resized_crop_box(height: int, width: int, policy: Augmentation, uniforms: ND
     box_height = min(height, max(1, round(width / policy.aspect_min)))
     left, top = (width - box_width) // 2, (height - box_height) // 2
     return left, top, left + box_width, top + box_height
-
-
-def resize(picture: NDArray[np.uint8], height: int, width: int, box: Box | None = None) -> NDArray[np.uint8]:
-    """A picture [h, w, channels], or a box of it, scaled to height x width: Pillow's antialiased bilinear."""
-    image = Image.fromarray(picture[:, :, 0] if picture.shape[2] == 1 else picture)
-    scaled = np.asarray(image.resize((width, height), Image.Resampling.BILINEAR, box=box))
-    return scaled.reshape(height, width, picture.shape[2])
-
-
-@lru_cache(maxsize=8)
-def _seed_state(seed: int) -> NDArray[np.uint64]:
-    """`out(seed, 0)` as an array of one: array arithmetic wraps modulo 2**64 without a warning."""
-    return _outputs(np.array([seed], dtype=np.uint64), np.zeros(1, dtype=np.uint64))
-
-
-def _outputs(states: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """`out(state, position)` for broadcast arrays; a new array."""
-    mixed = states + (positions + _ONE) * _GOLDEN
-    mixed ^= mixed >> _SHIFT_30
-    mixed *= _MULTIPLIER_1
-    mixed ^= mixed >> _SHIFT_27
-    mixed *= _MULTIPLIER_2
-    mixed ^= mixed >> _SHIFT_31
-    return mixed
 
 
 def _cut_windows(

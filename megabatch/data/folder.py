@@ -11,14 +11,13 @@ import os
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from megabatch.data.encoded import EncodedPictures
 from megabatch.data.sources import (
     MEMORY_LIMIT_BYTES,
     Source,
     Split,
     checked_labels,
-    decode_picture,
     existing_folder,
     in_memory,
 )
@@ -29,7 +28,7 @@ __all__ = ["FolderPictures", "open_folder"]
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
 
 
-class FolderPictures:
+class FolderPictures(EncodedPictures):
     """One split of a folder of class folders; pictures are decoded when they are read."""
 
     def __init__(self, root: Path, split: Split, channels: int, num_classes: int | None) -> None:
@@ -50,13 +49,16 @@ class FolderPictures:
     def __len__(self) -> int:
         return len(self._files)
 
-    def read(self, index: int) -> NDArray[np.uint8]:
-        path = self._folder / self._classes[self.labels[index]] / self._files[index]
+    def name_of(self, index: int) -> str:
+        return str(self._folder / self._classes[self.labels[index]] / self._files[index])
+
+    def read_bytes(self, index: int) -> bytes:
+        path = self.name_of(index)
         try:
-            encoded = path.read_bytes()
+            with open(path, "rb") as file:
+                return file.read()
         except OSError as error:
             raise DataError(f"cannot read the picture {path}: {error.strerror}; restore or remove it") from error
-        return decode_picture(encoded, self.channels, str(path))
 
 
 def open_folder(

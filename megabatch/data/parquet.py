@@ -23,12 +23,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from megabatch.data.encoded import EncodedPictures
 from megabatch.data.sources import (
     MEMORY_LIMIT_BYTES,
     Source,
     Split,
     checked_labels,
-    decode_picture,
     existing_folder,
     in_memory,
 )
@@ -39,7 +39,7 @@ __all__ = ["ParquetPictures", "choose_files", "open_parquet"]
 FIRST_WORDS = {"train": ("train",), "val": ("validation", "valid", "val", "test")}
 
 
-class ParquetPictures:
+class ParquetPictures(EncodedPictures):
     """The rows of parquet files in order; pictures are decoded when they are read."""
 
     def __init__(
@@ -72,18 +72,31 @@ class ParquetPictures:
         self._limit_bytes = memory_limit_bytes
         self._lock = threading.Lock()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_kept": OrderedDict(), "_kept_bytes": 0, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state | {"_lock": threading.Lock()})
+
     def __len__(self) -> int:
         return len(self.labels)
 
-    def read(self, index: int) -> NDArray[np.uint8]:
-        group = int(np.searchsorted(self._starts, index, side="right")) - 1
-        file, _, _ = self._groups[group]
-        row = index - int(self._starts[group])
+    def read_bytes(self, index: int) -> bytes:
+        group, row = self._place(index)
         encoded = self._row_group(group)[row].as_buffer()
-        name = f"in row {self._row_in_file(group) + row} of {file}"
         if encoded is None:
-            raise DataError(f"the picture {name} has no bytes; replace or remove the row")
-        return decode_picture(encoded, self.channels, name)
+            raise DataError(f"the picture {self.name_of(index)} has no bytes; replace or remove the row")
+        return bytes(encoded)
+
+    def name_of(self, index: int) -> str:
+        group, row = self._place(index)
+        file, _, _ = self._groups[group]
+        return f"in row {self._row_in_file(group) + row} of {file}"
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """The row group of a picture, and its row within that."""
+        group = int(np.searchsorted(self._starts, index, side="right")) - 1
+        return group, index - int(self._starts[group])
 
     def _row_in_file(self, group: int) -> int:
         """The first row of a row group, counted from the start of its file."""

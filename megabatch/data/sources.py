@@ -1,14 +1,14 @@
 """What a set of labelled pictures must offer, and how one is opened by kind and path.
 
-A new kind joins by offering `Source`, passing the shared suite in the tests and getting a line in `_opener`.
-Pictures are random access: the order of training, its sharding over workers and its resumption are decided
-elsewhere, from indices alone.
+A new kind joins by offering `Source`, passing the shared suite in the tests and getting a line in `_opener`. A kind
+that stores encoded pictures also offers `HasBytes` of `megabatch.data.encoded`, so that only what is wanted of a
+picture is decoded. Pictures are random access: the order of training, its sharding over workers and its resumption
+are decided elsewhere, from indices alone.
 """
 
 from __future__ import annotations
 
 import inspect
-import io
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +17,6 @@ from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from PIL import Image
 
 from megabatch.errors import ConfigError, DataError, nearest
 
@@ -29,15 +28,15 @@ __all__ = [
     "Split",
     "check_same_classes",
     "checked_labels",
-    "decode_picture",
     "existing_folder",
     "in_memory",
     "open_source",
+    "picture_name",
 ]
 
 Split = Literal["train", "val"]
 
-KINDS = ("fashion-mnist", "folder", "generated", "idx", "mnist", "parquet")
+KINDS = ("fashion-mnist", "folder", "generated", "idx", "mnist", "parquet", "tar")
 
 MEMORY_LIMIT_BYTES = 512 * 2**20
 """A set of one picture size that needs no more than this is kept decoded in memory (CIFAR-10: 147 MiB)."""
@@ -88,7 +87,7 @@ def open_source(kind: str, path: Path | None, split: Split, **options: Any) -> S
 
     Kinds and their options (all take `num_classes`): `fashion-mnist` (path, or None for where it is on this
     machine), `mnist` and `idx` (folder of idx files), `parquet` (`channels`, `image_column`, `label_column`,
-    `memory_limit_bytes`), `folder` (`channels`, `memory_limit_bytes`), `generated` (no path; `num_pictures`,
+    `memory_limit_bytes`), `folder` and `tar` (`channels`, `memory_limit_bytes`), `generated` (no path; `num_pictures`,
     `image_size`, `channels`, `seed`, `memory_limit_bytes`).
 
     Raises:
@@ -112,6 +111,12 @@ def open_source(kind: str, path: Path | None, split: Split, **options: Any) -> S
     elif path is None and kind != "fashion-mnist":
         raise DataError(f"data source '{kind}' needs a path and none was given; name the folder that holds it")
     return opener(path, split, **options)
+
+
+def picture_name(source: Source, index: int) -> str:
+    """Which picture it is, for people."""
+    name_of: Callable[[int], str] | None = getattr(source, "name_of", None)
+    return name_of(index) if name_of else f"{index} of {source.name}"
 
 
 def check_same_classes(train: Source, val: Source) -> None:
@@ -158,17 +163,6 @@ def checked_labels(
             + ("" if num_classes is None else f", or num_classes larger than {num_classes}")
         )
     return given.astype(np.int64), top
-
-
-def decode_picture(encoded: bytes, channels: int, name: str) -> NDArray[np.uint8]:
-    """An encoded JPEG, PNG or WebP picture as [height, width, channels]; `name` says which one it is."""
-    try:
-        with Image.open(io.BytesIO(encoded)) as image:
-            pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))
-    except Exception as error:  # Pillow's readers raise a dozen types on broken bytes
-        reason = str(error).partition("<_io")[0].strip() or type(error).__name__
-        raise DataError(f"cannot decode the picture {name}: {reason}; replace or remove it") from error
-    return pixels.reshape(*pixels.shape[:2], channels)
 
 
 def in_memory(source: Source, limit_bytes: int = MEMORY_LIMIT_BYTES) -> Source:
@@ -219,6 +213,10 @@ def _opener(kind: str) -> Callable[..., Source]:
         from megabatch.data.folder import open_folder
 
         return open_folder
+    if kind == "tar":
+        from megabatch.data.shards import open_tar
+
+        return open_tar
     if kind == "generated":
         from megabatch.data.generated import open_generated
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from megabatch.data.native import native
 from megabatch.data.sources import Source, open_source
 
 SPLITS = ("train", "val")
@@ -97,6 +99,29 @@ def make_folder(folder: Path, sizes: dict[str, list[tuple[int, int]]], limit_byt
     return PictureSet("folder", folder, 3, 3, labels, pictures, {"memory_limit_bytes": limit_bytes})
 
 
+def write_tar(path: Path, members: list[tuple[str, bytes]], kind: int = tarfile.USTAR_FORMAT) -> None:
+    with tarfile.open(path, "w", format=kind) as opened:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            opened.addfile(info, io.BytesIO(content))
+
+
+def make_tar(folder: Path, sizes: dict[str, list[tuple[int, int]]], limit_bytes: int) -> PictureSet:
+    pictures = {s: random_pictures(i, sizes[s], 3) for i, s in enumerate(SPLITS)}
+    labels = {"train": [0, 2, 1, 2, 0, 1, 1, 2, 0, 0, 1], "val": [2, 1, 1, 0, 2]}
+    for split in SPLITS:
+        samples: list[list[tuple[str, bytes]]] = []
+        for number, (picture, label) in enumerate(zip(pictures[split], labels[split], strict=True)):
+            written = (f"{number:04}.cls", f"{label}\n".encode())
+            if number % 2:
+                written = (f"{number:04}.json", f'{{"label": {label}, "who": "me"}}'.encode())
+            samples.append([(f"{number:04}.png", png_bytes(picture)), written, (f"{number:04}.txt", b"a caption")])
+        for part, of_part in enumerate((samples[:4], samples[4:])):
+            write_tar(folder / f"set-{split}-{part:04}.tar", [member for sample in of_part for member in sample])
+    return PictureSet("tar", folder, 3, 3, labels, pictures, {"memory_limit_bytes": limit_bytes})
+
+
 def make_generated(channels: int, limit_bytes: int) -> PictureSet:
     labels = {split: [i % 4 for i in range(11)] for split in SPLITS}
     options = {
@@ -123,9 +148,19 @@ MAKERS: dict[str, Callable[[Path], PictureSet]] = {
     "folder-in-memory": lambda folder: make_folder(folder, ONE_SIZE, 2**20),
     "folder-on-demand": lambda folder: make_folder(folder, ONE_SIZE, 0),
     "folder-many-sizes": lambda folder: make_folder(folder, MANY_SIZES, 2**20),
+    "tar-in-memory": lambda folder: make_tar(folder, ONE_SIZE, 2**20),
+    "tar-on-demand": lambda folder: make_tar(folder, ONE_SIZE, 0),
+    "tar-many-sizes": lambda folder: make_tar(folder, MANY_SIZES, 2**20),
     "generated-in-memory": lambda folder: make_generated(3, 2**20),
     "generated-on-demand": lambda folder: make_generated(1, 0),
 }
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Indexes are kept in a folder of the test's own; the compiled helper stays where it is, once it is loaded."""
+    native()
+    monkeypatch.setenv("MEGABATCH_DATA", str(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture(params=sorted(MAKERS))

@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from megabatch.data.assemble import assemble_evaluation, assemble_training, fit
-from megabatch.data.augment import Augmentation, keyed_uniforms, pad_crop_flip, resize, resized_crop_box
+from megabatch.data.augment import Augmentation, pad_crop_flip, resized_crop_box
+from megabatch.data.decode import resize
+from megabatch.data.keyed import keyed_uniforms
 from megabatch.data.sources import PictureArray, Source, open_source
 from megabatch.errors import DataError
 from tests.data.conftest import MANY_SIZES, PictureSet, make_folder, make_parquet, random_pictures

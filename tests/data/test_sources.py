@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
@@ -10,8 +10,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from PIL import Image
 
+from megabatch.data.decode import decode_picture
+from megabatch.data.encoded import HasBytes
 from megabatch.data.sources import (
     KINDS,
     PictureArray,
@@ -19,12 +20,12 @@ from megabatch.data.sources import (
     Split,
     check_same_classes,
     checked_labels,
-    decode_picture,
     in_memory,
     open_source,
+    picture_name,
 )
 from megabatch.errors import ConfigError, DataError
-from tests.data.conftest import MAKERS, PictureSet, png_bytes
+from tests.data.conftest import MAKERS, PictureSet
 
 SPLITS: tuple[Split, ...] = ("train", "val")
 
@@ -102,6 +103,25 @@ def test_splits_hold_different_pictures_and_agree_about_classes(picture_set: Pic
     check_same_classes(train, val)
     known = {picture.tobytes() for picture in all_pictures(train)}
     assert not any(picture.tobytes() in known for picture in all_pictures(val))
+
+
+def test_encoded_pictures_are_handed_out_and_named(picture_set: PictureSet) -> None:
+    source = opened(picture_set, "train")
+    names = {picture_name(source, index) for index in range(len(source))}
+    assert len(names) == len(source)
+    if isinstance(source, HasBytes):
+        for index in range(len(source)):
+            decoded = decode_picture(source.read_bytes(index), source.channels, "x")
+            np.testing.assert_array_equal(decoded, source.read(index))
+
+
+def test_a_source_can_be_sent_to_another_process(picture_set: PictureSet) -> None:
+    source = opened(picture_set, "train")
+    source.read(0)
+    arrived = pickle.loads(pickle.dumps(source))
+    assert arrived.labels.tolist() == source.labels.tolist()
+    for index in range(len(source)):
+        np.testing.assert_array_equal(arrived.read(index), source.read(index))
 
 
 # Generated labels follow from the number of classes, so they cannot exceed it.
@@ -198,7 +218,7 @@ def test_splits_that_disagree() -> None:
         check_same_classes(PictureArray("a", grey, [0, 1]), PictureArray("b", colour, [0, 1]))
 
 
-# --- decoding and memory ---
+# --- memory ---
 
 
 def test_picture_array_is_read_only_but_leaves_the_given_array_alone() -> None:
@@ -207,26 +227,6 @@ def test_picture_array_is_read_only_but_leaves_the_given_array_alone() -> None:
     with pytest.raises(ValueError, match="read-only"):
         source.read(0)[0, 0, 0] = 1
     assert given.flags.writeable
-
-
-def test_decoding_converts_to_the_wanted_channels() -> None:
-    colour = np.random.default_rng(0).integers(0, 256, (5, 4, 3), dtype=np.uint8)
-    np.testing.assert_array_equal(decode_picture(png_bytes(colour), 3, "x"), colour)
-    # ITU-R 601-2, the conversion that Pillow documents; its integer arithmetic may be off by one.
-    expected = colour @ np.array([0.299, 0.587, 0.114])
-    np.testing.assert_allclose(decode_picture(png_bytes(colour), 1, "x")[..., 0], expected, atol=1)
-    grey = colour[..., :1]
-    np.testing.assert_array_equal(decode_picture(png_bytes(grey), 3, "x"), grey.repeat(3, axis=2))
-
-
-def test_broken_pictures_are_named() -> None:
-    out = io.BytesIO()
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(out, "JPEG")
-    whole = out.getvalue()
-    assert decode_picture(whole, 3, "x").shape == (40, 40, 3)
-    for broken in (b"", b"not a picture", whole[: len(whole) // 2], whole[:30]):
-        with pytest.raises(DataError, match=r"^cannot decode the picture holiday.jpg: [^<>]+; replace or remove it$"):
-            decode_picture(broken, 3, "holiday.jpg")
 
 
 def test_in_memory_respects_the_limit_to_the_byte(tmp_path: Path) -> None:

@@ -1,0 +1,41 @@
+"""What sources of encoded pictures share: the bytes are handed out, so that a decoder may decode only a part of
+them."""
+
+from __future__ import annotations
+
+import abc
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megabatch.data.decode import decode_picture
+
+__all__ = ["EncodedPictures", "HasBytes"]
+
+
+@runtime_checkable
+class HasBytes(Protocol):
+    """A source that can hand out its pictures as they are stored: JPEG, PNG or WebP."""
+
+    def read_bytes(self, index: int) -> bytes: ...
+
+    def name_of(self, index: int) -> str: ...
+
+
+class EncodedPictures(abc.ABC):
+    """A source that knows where the bytes are; decoding them is the same for all kinds."""
+
+    channels: int
+
+    @abc.abstractmethod
+    def read_bytes(self, index: int) -> bytes:
+        """The encoded picture; DataError naming it when it cannot be had."""
+
+    @abc.abstractmethod
+    def name_of(self, index: int) -> str:
+        """Which picture it is, for people: a path, or a member and its shard."""
+
+    def read(self, index: int) -> NDArray[np.uint8]:
+        """The decoded picture, [height, width, channels]; DataError naming it when it is unreadable."""
+        return decode_picture(self.read_bytes(index), self.channels, lambda: self.name_of(index))

@@ -1,0 +1,160 @@
+"""Pictures in WebDataset tar shards: `000123.jpg` beside `000123.cls` (or `.json`), random access by index.
+
+Members that share a name up to the first dot of its last part are one sample: a picture (jpg, jpeg, png or webp) and
+its label, a `.cls` file that holds an integer or a `.json` file with `label` or `cls`. Other members (`.txt`, ...)
+are passed over. A shard belongs to a split by a word of its name (`imagenet-train-000123.tar`); see `split_of_names`.
+Pictures are read from where they lie in the shard: no member ever becomes a file, so no member's name can point
+anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from megabatch.data.encoded import EncodedPictures
+from megabatch.data.files import LocalFiles, Storage
+from megabatch.data.index import ShardIndex, cached_index
+from megabatch.data.sources import MEMORY_LIMIT_BYTES, Source, Split, checked_labels, existing_folder, in_memory
+from megabatch.data.tar import BLOCK_BYTES, Member, list_members
+from megabatch.errors import DataError
+
+__all__ = ["PICTURE_SUFFIXES", "TarPictures", "index_shards", "open_tar", "split_of_names"]
+
+PICTURE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
+LABEL_SUFFIXES = ("cls", "json")
+LARGEST_LABEL_BYTES = 2**20
+SPLIT_WORDS = {"train": ("train", "training"), "val": ("validation", "valid", "val", "test")}
+
+
+class TarPictures(EncodedPictures):
+    """The samples of tar shards, in the order of the shards' names and of their members."""
+
+    def __init__(self, name: str, storage: Storage, index: ShardIndex, channels: int, num_classes: int | None) -> None:
+        self.name = name
+        self.channels = channels
+        self.labels, self.num_classes = checked_labels(name, index.labels, len(index.offsets), num_classes)
+        self._storage, self._index = storage, index
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def read_bytes(self, index: int) -> bytes:
+        where = self._index
+        return self._storage.read_at(int(where.shards[index]), int(where.offsets[index]), int(where.lengths[index]))
+
+    def name_of(self, index: int) -> str:
+        shard, offset = int(self._index.shards[index]), int(self._index.offsets[index])
+        header = self._storage.read_at(shard, offset - BLOCK_BYTES, 100)
+        member = header.partition(b"\0")[0].decode("utf-8", "replace")
+        return f"{member} in {self._storage.place(shard)}"
+
+
+def open_tar(
+    path: Path,
+    split: Split,
+    *,
+    channels: int = 3,
+    num_classes: int | None = None,
+    memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
+) -> Source:
+    """The pictures of a folder of tar shards, or of one shard; in memory when small and of one size."""
+    files = [path] if path.is_file() else sorted(existing_folder(path).glob("*.tar"))
+    if not files:
+        raise DataError(f"{path} has no *.tar files; give the folder that holds the shards")
+    names = split_of_names([file.name for file in files], split, str(path))
+    storage = LocalFiles([file for file in files if file.name in names])
+    index = cached_index(storage.stamps, str(path.resolve()), split, lambda: index_shards(storage))
+    return in_memory(TarPictures(f"{path.stem} {split}", storage, index, channels, num_classes), memory_limit_bytes)
+
+
+def split_of_names(names: Sequence[str], split: Split, place: str) -> set[str]:
+    """The shards of a split: those whose name has one of its words.
+
+    `train` or `training`; for val `validation`, `valid` or `val`, else `test`. When no name has any of these words
+    the set has no splits and serves whichever is asked for.
+    """
+    words = {name: set(re.split(r"[^a-z]+", name.lower())) for name in names}
+    for word in SPLIT_WORDS[split]:
+        if found := {name for name in names if word in words[name]}:
+            return found
+    if any(words[name] & {w for known in SPLIT_WORDS.values() for w in known} for name in names):
+        wanted = " or ".join(SPLIT_WORDS[split])
+        raise DataError(f"{place} has no shard with {wanted} in its name (found: {', '.join(names[:5])}); rename them")
+    return set(names)
+
+
+def index_shards(storage: Storage, threads: int = 4) -> ShardIndex:
+    """Reads the headers and the labels of all shards.
+
+    Raises:
+        DataError: a damaged shard, a picture without a label, a label without a picture, a label that is no integer.
+    """
+    with ThreadPoolExecutor(threads) as pool:
+        found = list(pool.map(lambda file: _samples(storage, file), range(len(storage.stamps))))
+    counts = [len(samples) for samples in found]
+    table = np.array([row for samples in found for row in samples], dtype=np.int64).reshape(-1, 3)
+    return ShardIndex(
+        stamps=storage.stamps,
+        shards=np.repeat(np.arange(len(found), dtype=np.uint32), counts),
+        offsets=table[:, 0].copy(),
+        lengths=table[:, 1].astype(np.uint32),
+        labels=table[:, 2].copy(),
+    )
+
+
+def _samples(storage: Storage, file: int) -> list[tuple[int, int, int]]:
+    """(offset, length, label) of each sample of a shard."""
+    rows = []
+    for key, members in _by_sample(list_members(storage, file)):
+        where = f"{storage.place(file)}, sample '{key}'"
+        pictures = [member for suffix, member in members if suffix in PICTURE_SUFFIXES]
+        labels = [(suffix, member) for suffix, member in members if suffix in LABEL_SUFFIXES]
+        if not pictures and not labels:
+            continue
+        if len(pictures) != 1:
+            raise DataError(f"{where} has {len(pictures)} pictures, one is needed; pack the shard again")
+        if not labels:
+            raise DataError(f"{where} has no .cls or .json member for its label; pack the shard again")
+        suffix, member = labels[0]
+        content = storage.read_at(file, member.offset, min(member.num_bytes, LARGEST_LABEL_BYTES))
+        rows.append((pictures[0].offset, pictures[0].num_bytes, _label(content, suffix, where)))
+    return rows
+
+
+def _by_sample(members: Iterable[Member]) -> Iterable[tuple[str, list[tuple[str, Member]]]]:
+    """Runs of members with the same key, each with its lower-case suffix; hidden members are passed over."""
+    key, run = "", list[tuple[str, Member]]()
+    for member in members:
+        path = PurePosixPath(member.name)
+        stem, _, suffix = path.name.partition(".")
+        if not stem:
+            continue
+        of_member = str(path.with_name(stem))
+        if run and of_member != key:
+            yield key, run
+            run = []
+        key = of_member
+        run.append((suffix.lower(), member))
+    if run:
+        yield key, run
+
+
+def _label(content: bytes, suffix: str, where: str) -> int:
+    """The integer in a `.cls` file, or under `label` or `cls` in a `.json` file."""
+    shown = content[:40].decode("utf-8", "replace").strip()
+    try:
+        if suffix == "cls":
+            return int(content.decode("ascii").strip())
+        table = json.loads(content)
+        value = table["label"] if "label" in table else table["cls"]
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TypeError
+        return value
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise DataError(f"{where} has the label '{shown}' in .{suffix}; an integer from 0 is needed") from None

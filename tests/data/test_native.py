@@ -1,0 +1,235 @@
+"""The compiled helper against Pillow, to the bit."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from megabatch.data import native as module
+from megabatch.data.geometry import reduction_for
+from megabatch.data.native import Native, build, find_libjpeg, native, why_not
+from tests.data.pictures import encoded, photograph, random_box, reference
+
+KINDS: dict[str, dict[str, Any]] = {
+    "4:2:0": {"subsampling": 2},
+    "4:2:2": {"subsampling": 1},
+    "4:4:4": {"subsampling": 0},
+    "progressive": {"progressive": True},
+    "progressive-4:4:4": {"progressive": True, "subsampling": 0},
+    "restart-marks": {"restart_marker_rows": 1},
+}
+
+
+@pytest.fixture
+def helper() -> Native:
+    found = native()
+    if found is None:
+        pytest.skip(f"no compiled helper: {why_not()}")
+    return found
+
+
+def scaled(picture: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
+    image = Image.fromarray(picture[:, :, 0] if picture.shape[2] == 1 else picture)
+    return np.asarray(image.resize((size[1], size[0]), Image.Resampling.BILINEAR)).reshape(*size, picture.shape[2])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("grey", [False, True])
+def test_a_part_of_a_picture_is_what_pillow_makes_of_it(helper: Native, kind: str, grey: bool) -> None:
+    rng = np.random.default_rng(1)
+    for height, width in ((97, 131), (64, 64), (33, 17), (8, 200)):
+        image = Image.fromarray(photograph(height, width))
+        content = encoded(image.convert("L") if grey else image, **KINDS[kind])
+        for _ in range(12):
+            box, mirror = random_box(rng, height, width), bool(rng.integers(2))
+            size = (int(rng.integers(1, 60)), int(rng.integers(1, 60)))
+            out = np.empty((*size, 3), dtype=np.uint8)
+            part = reduction_for(box, *size, may_reduce=False)
+            assert helper.decode(content, (height, width), *part, mirror, out)
+            np.testing.assert_array_equal(out, reference(content, box, mirror, size), err_msg=f"{box} {size} {mirror}")
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("mirror", [False, True])
+def test_scaling_is_pillow_s(helper: Native, channels: int, mirror: bool) -> None:
+    rng = np.random.default_rng(2)
+    sizes = [(1, 1), (5, 3), (40, 60), (224, 224), (300, 41), (41, 300), (2, 400), (400, 2), (463, 459)]
+    for height, width in sizes:
+        picture = rng.integers(0, 256, (height, width, channels), dtype=np.uint8)
+        for size in ((1, 1), (8, 8), (224, 224), (31, 97), (height, width)):
+            out = np.empty((*size, channels), dtype=np.uint8)
+            whole = (0.0, 0.0, float(width), float(height))
+            assert helper.resize(picture, whole, mirror, out)
+            expected = scaled(picture, size)
+            np.testing.assert_array_equal(
+                out, expected[:, ::-1] if mirror else expected, err_msg=f"{height} {width} {size}"
+            )
+
+
+def test_a_fractional_box_and_a_view(helper: Native) -> None:
+    picture = photograph(90, 80)
+    out = np.empty((20, 30, 3), dtype=np.uint8)
+    box = (3.25, 4.5, 71.75, 80.0)
+    assert helper.resize(picture, box, False, out)
+    expected = Image.fromarray(picture).resize((30, 20), Image.Resampling.BILINEAR, box=box)
+    np.testing.assert_array_equal(out, np.asarray(expected))
+    view = picture[10:60, 20:70]
+    assert helper.resize(view, (0.0, 0.0, 50.0, 50.0), False, out)
+    np.testing.assert_array_equal(out, scaled(view.copy(), (20, 30)))
+    huge = np.zeros((2, 2000, 3), dtype=np.uint8)  # 2,000 pixels into one: more weights than it has room for
+    assert not helper.resize(huge, (0.0, 0.0, 2000.0, 2.0), False, np.empty((1, 1, 3), dtype=np.uint8))
+    assert not helper.resize(picture[:, ::-1], (0.0, 0.0, 80.0, 90.0), False, out)
+    assert not helper.resize(picture[:, ::2], (0.0, 0.0, 40.0, 90.0), False, out)
+
+
+def test_reduced_decoding_is_pillow_s_draft(helper: Native) -> None:
+    height, width = 403, 517
+    for options in KINDS.values():
+        content = encoded(photograph(height, width), **options)
+        for box, denominator in (((31, 17, 331, 317), 2), ((100, 3, 501, 402), 4), ((1, 1, 402, 402), 8)):
+            size = (400 // (denominator + 1),) * 2 if denominator == 2 else (390 // denominator,) * 2
+            part = reduction_for(box, *size)
+            assert part.denominator == denominator
+            image = Image.open(io.BytesIO(content))
+            image.draft(None, (width // denominator, height // denominator))
+            cut = image.convert("RGB").crop(part.region)
+            expected = cut.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=part.box)
+            out = np.empty((*size, 3), dtype=np.uint8)
+            assert helper.decode(content, (height, width), *part, False, out)
+            np.testing.assert_array_equal(out, np.asarray(expected))
+
+
+def test_many_threads_at_once(helper: Native) -> None:
+    contents = [encoded(photograph(60 + i, 90 - i, seed=i)) for i in range(8)]
+
+    def one(number: int) -> bool:
+        at = number % 8
+        box, out = (3, 5, 50, 55), np.empty((24, 24, 3), dtype=np.uint8)
+        part = reduction_for(box, 24, 24, may_reduce=False)
+        good = helper.decode(contents[at], (60 + at, 90 - at), *part, False, out)
+        return good and bool((out == reference(contents[at], box, False, (24, 24))).all())
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(one, range(400)))
+
+
+def test_broken_and_unusual_bytes_are_declined(helper: Native) -> None:
+    content = encoded(photograph(40, 50))
+    out = np.empty((8, 8, 3), dtype=np.uint8)
+    part = reduction_for((0, 0, 50, 40), 8, 8, may_reduce=False)
+    for broken in (b"", b"nothing", content[:100], content[300:], encoded(photograph(40, 50), "PNG")):
+        assert not helper.decode(broken, (40, 50), *part, False, out)
+    assert not helper.decode(content, (41, 50), *part, False, out)  # another size than was read in the header
+    assert not helper.decode(encoded(Image.fromarray(photograph(40, 50)).convert("CMYK")), (40, 50), *part, False, out)
+    assert not helper.decode(content, (40, 50), 1, (0, 0, 51, 40), (0.0, 0.0, 51.0, 40.0), False, out)
+    assert helper.decode(content, (40, 50), *part, False, out)
+
+
+def test_flipped_bytes_never_do_harm(helper: Native) -> None:
+    """What libjpeg makes of damaged bytes is the same by either way; most of it is a warning and odd pixels."""
+    content = encoded(photograph(48, 64), progressive=True) + b""
+    rng, out = np.random.default_rng(5), np.empty((16, 16, 3), dtype=np.uint8)
+    part = reduction_for((8, 8, 60, 44), 16, 16, may_reduce=False)
+    for _ in range(400):
+        damaged = bytearray(content)
+        for at in rng.integers(2, len(content), 3):
+            damaged[at] = int(rng.integers(256))
+        helper.decode(bytes(damaged), (48, 64), *part, False, out)
+
+
+def test_real_photographs(helper: Native, real_data: Path) -> None:
+    import pyarrow.parquet as pq
+
+    files = sorted((real_data / "imagenet-photos").glob("*.parquet"))
+    if not files:
+        pytest.skip(f"no imagenet-photos in {real_data}")
+    rng = np.random.default_rng(3)
+    contents = [row["bytes"] for row in pq.read_table(files[0]).column("image").to_pylist()]
+    for content in contents[::4]:
+        width, height = Image.open(io.BytesIO(content)).size
+        box = random_box(rng, height, width)
+        out = np.empty((224, 224, 3), dtype=np.uint8)
+        assert helper.decode(content, (height, width), *reduction_for(box, 224, 224, may_reduce=False), True, out)
+        np.testing.assert_array_equal(out, reference(content, box, True, (224, 224)))
+
+
+# --- building and doing without ---
+
+
+def test_it_is_built_once(tmp_path: Path, helper: Native, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = build(tmp_path)
+    monkeypatch.setattr(module, "_compile", lambda *_: pytest.fail("built again"))
+    assert build(tmp_path) == first
+    assert Native(first, helper.libjpeg)
+
+
+def test_without_a_compiler_or_with_one_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(OSError, match="no C compiler"):
+        build(tmp_path / "a")
+    (tmp_path / "cc").write_text("#!/bin/sh\necho 'no such header' >&2\nexit 1\n")
+    (tmp_path / "cc").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    with pytest.raises(OSError, match=r"cc could not compile crop.c: no such header"):
+        build(tmp_path / "b")
+    assert [p.name for p in (tmp_path / "b").iterdir()] == ["lock"]
+
+
+@pytest.mark.parametrize("how", ["switched off", "no libjpeg"])
+def test_everything_works_without_it(how: str) -> None:
+    code = f"""
+import os
+os.environ["MEGABATCH_NATIVE"] = "0" if {how!r} == "switched off" else "1"
+from megabatch.data import native
+if {how!r} == "no libjpeg":
+    native.find_libjpeg = lambda: None
+import numpy as np
+from megabatch.data.decode import crop_resized
+from tests.data.pictures import encoded, photograph, reference
+assert native.native() is None and native.why_not()
+out = np.empty((9, 9, 3), dtype=np.uint8)
+content = encoded(photograph(30, 40))
+crop_resized(content, lambda h, w: (1, 2, 31, 29), True, out, "x")
+assert (out == reference(content, (1, 2, 31, 29), True, (9, 9))).all()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_library_that_is_not_libjpeg_is_declined(tmp_path: Path, helper: Native) -> None:
+    with pytest.raises(OSError, match="is not a libjpeg"):
+        Native(build(tmp_path), "libm.so.6")
+    assert find_libjpeg()
+
+
+def test_positions_in_the_structs(tmp_path: Path) -> None:
+    """Where jpeglib.h is installed, the positions that crop.c states are compared with it."""
+    fields = {"image_width": 48, "num_components": 56, "jpeg_color_space": 60, "out_color_space": 64, "scale_num": 68}
+    fields |= {"scale_denom": 72, "output_width": 136, "output_height": 140, "output_scanline": 168}
+    checks = [
+        f"_Static_assert(offsetof(struct jpeg_decompress_struct, {n}) == {at}, {n!r});" for n, at in fields.items()
+    ]
+    errors = {"error_exit": 0, "emit_message": 8, "output_message": 16}
+    checks += [f"_Static_assert(offsetof(struct jpeg_error_mgr, {n}) == {at}, {n!r});" for n, at in errors.items()]
+    checks += [
+        "_Static_assert(sizeof(struct jpeg_decompress_struct) == 632 && sizeof(struct jpeg_error_mgr) == 168, '');"
+    ]
+    source = "#include <stddef.h>\n#include <stdio.h>\n#include <jpeglib.h>\n" + "\n".join(checks).replace("'", '"')
+    (tmp_path / "x.c").write_text("#include <stdio.h>\n#include <jpeglib.h>\n")
+    probe = ["cc", "-c", "x.c", "-o", "x.o"]
+    try:
+        if subprocess.run(probe, cwd=tmp_path, capture_output=True, timeout=60, check=False).returncode != 0:
+            pytest.skip("jpeglib.h is not installed")
+    except FileNotFoundError:
+        pytest.skip("no C compiler")
+    (tmp_path / "x.c").write_text(source)
+    done = subprocess.run(probe, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
