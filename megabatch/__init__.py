@@ -12,14 +12,17 @@ if TYPE_CHECKING:
     from megabatch.comm.allreduce import all_reduce as all_reduce
     from megabatch.comm.grid import ProcessGrid as ProcessGrid
     from megabatch.comm.hook import gradient_hook as gradient_hook
+    from megabatch.comm.noise_scale import NoiseScale as NoiseScale
     from megabatch.config import Config as Config
     from megabatch.errors import MegabatchError as MegabatchError
     from megabatch.model.norm import GhostStatistics as GhostStatistics
+    from megabatch.model.norm import exact_statistics as exact_statistics
     from megabatch.model.registry import build_model as build_model
     from megabatch.optim.groups import parameter_groups as parameter_groups
     from megabatch.optim.lars import LARS as LARS
     from megabatch.optim.rmsprop_warmup import RMSpropWarmup as RMSpropWarmup
     from megabatch.recipes import load_config as load_config
+    from megabatch.schedule.control import BatchControl as BatchControl
     from megabatch.schedule.pieces import Piece as Piece
     from megabatch.schedule.pieces import value_at as value_at
     from megabatch.schedule.shapes import constant as constant
@@ -29,22 +32,27 @@ if TYPE_CHECKING:
     from megabatch.schedule.shapes import polynomial as polynomial
     from megabatch.schedule.shapes import slow_start as slow_start
     from megabatch.schedule.shapes import steps as steps
+    from megabatch.train.ensemble import average_weights as average_weights
 
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "BatchControl": "megabatch.schedule.control",
     "Config": "megabatch.config",
     "GhostStatistics": "megabatch.model.norm",
     "LARS": "megabatch.optim.lars",
     "MegabatchError": "megabatch.errors",
     "Piece": "megabatch.schedule.pieces",
+    "NoiseScale": "megabatch.comm.noise_scale",
     "ProcessGrid": "megabatch.comm.grid",
     "RMSpropWarmup": "megabatch.optim.rmsprop_warmup",
     "all_reduce": "megabatch.comm.allreduce",
+    "average_weights": "megabatch.train.ensemble",
     "build_model": "megabatch.model.registry",
     "constant": "megabatch.schedule.shapes",
     "cosine": "megabatch.schedule.shapes",
     "cycle": "megabatch.schedule.shapes",
+    "exact_statistics": "megabatch.model.norm",
     "gradient_hook": "megabatch.comm.hook",
     "linear_warmup": "megabatch.schedule.shapes",
     "load_config": "megabatch.recipes",

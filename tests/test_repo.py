@@ -74,7 +74,11 @@ WITHOUT_A_TEST_FILE = {
     "megabatch/train/entry.py": WHOLE_RUNS,
     "megabatch/train/environment.py": WHOLE_RUNS,
     "megabatch/train/evaluate_run.py": WHOLE_RUNS,
+    "megabatch/train/outcome.py": WHOLE_RUNS,
+    "megabatch/train/phase.py": WHOLE_RUNS,
+    "megabatch/train/session.py": WHOLE_RUNS,
     "megabatch/train/snapshot.py": WHOLE_RUNS,
+    "megabatch/train/statistics.py": WHOLE_RUNS,
     "megabatch/train/step.py": WHOLE_RUNS,
 }
 # Folders whose files only make sense together: one test file, or one of its own beside it.

@@ -9,8 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import tomli_w
+from pydantic import model_validator
 
+from megabatch.config.batch_control import AdaptiveConfig, BatchControlConfig
 from megabatch.config.checkpoint import CheckpointConfig
+from megabatch.config.collapse import CollapseConfig
 from megabatch.config.comm import CommConfig
 from megabatch.config.data import AugmentConfig, DataConfig, GeneratedConfig
 from megabatch.config.model import ModelConfig
@@ -19,10 +22,14 @@ from megabatch.config.optimizer import LarsConfig, OptimizerConfig, RmspropWarmu
 from megabatch.config.promise import Promise
 from megabatch.config.section import Section
 from megabatch.config.train import TrainConfig
+from megabatch.schedule.batch import parse_stages
 
 __all__ = [
+    "AdaptiveConfig",
     "AugmentConfig",
+    "BatchControlConfig",
     "CheckpointConfig",
+    "CollapseConfig",
     "CommConfig",
     "Config",
     "DataConfig",
@@ -49,6 +56,16 @@ class Config(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     comm: CommConfig = CommConfig()
+    batch_control: BatchControlConfig = BatchControlConfig()
+    collapse: CollapseConfig | None = None
+
+    @model_validator(mode="after")
+    def _sections_fit(self) -> Config:
+        train, totals = self.train, parse_stages(self.train.batch_total).batch_totals
+        self.batch_control.check_fits(totals[0], len(totals), train.ghost_batch)
+        if self.collapse is not None:
+            self.collapse.check_fits(train.epochs, train.ghost_batch)
+        return self
 
     def to_toml(self) -> str:
         """The resolved settings as a recipe that reads back equal."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from megabatch.config.section import NotNegative, PositiveInt, Section
-from megabatch.schedule.batch import parse_stages
+from megabatch.schedule.batch import check_whole_ghosts, parse_stages
 
 __all__ = ["TrainConfig"]
 
@@ -18,6 +18,7 @@ class TrainConfig(Section):
     batch_total: PositiveInt | str = 256
     ghost_batch: Annotated[int, Field(ge=2)] = 32
     epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 90
+    reset_momentum_at_epochs: tuple[float, ...] = ()  # the optimiser's state is cleared there
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     max_updates: Annotated[int, Field(ge=0)] = 0  # 0: no limit
@@ -30,12 +31,12 @@ class TrainConfig(Section):
     threads_per_worker: Annotated[int, Field(ge=0)] = 0  # 0: cores of the host / workers on it
 
     @model_validator(mode="after")
-    def _ghosts_fit(self) -> TrainConfig:
-        for total in parse_stages(self.batch_total).batch_totals:
-            if total % self.ghost_batch:
-                lower = total // self.ghost_batch * self.ghost_batch or self.ghost_batch
-                raise ValueError(
-                    f"train.batch_total {total} is not a multiple of train.ghost_batch {self.ghost_batch}; "
-                    f"nearest that fit: {lower}, {lower + self.ghost_batch}"
-                )
+    def _batches_and_epochs_fit(self) -> TrainConfig:
+        check_whole_ghosts(parse_stages(self.batch_total), self.ghost_batch)
+        given = self.reset_momentum_at_epochs
+        if sorted(set(given)) != list(given) or any(not 0 < epoch < self.epochs for epoch in given):
+            raise ValueError(
+                f"train.reset_momentum_at_epochs must rise and lie between 0 and train.epochs {self.epochs:g}, "
+                f"given {list(given)}"
+            )
         return self

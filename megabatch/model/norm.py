@@ -10,28 +10,38 @@ only when somebody looks: before an evaluation or a checkpoint. No communication
 worker ends with identical statistics, and 1, 3 or 4096 workers agree up to rounding. Parts are kept in float64, so the
 order of that addition does not show in the float32 result.
 
+The variance is the plain average of the ghosts' variances, as in the paper, or pooled: average variance plus the
+variance of the ghosts' means, which is what all pictures together have. Pooled statistics keep averages of
+variance + mean^2, which is linear too; with a moving average the pool is the past updates by their weights.
+
+`exact_statistics` needs no past at all: forward passes of the weights as they are.
+
 Works on any model with torch's BatchNorm modules; buffers keep their usual names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-__all__ = ["GhostStatistics"]
+__all__ = ["GhostStatistics", "Variance", "exact_statistics"]
+
+Variance = Literal["plain", "pooled"]
 
 
 class GhostStatistics:
     """Collects the statistics of all batch-norms of `model` over ghost batches, updates and workers."""
 
-    def __init__(self, model: nn.Module, newest_share: float) -> None:
+    def __init__(self, model: nn.Module, newest_share: float, variance: Variance = "plain") -> None:
         self.newest_share = newest_share
-        norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+        self._pooled = variance == "pooled"
+        norms = _norms_of(model)
         for norm in norms:
             # torch then overwrites the buffers with the newest ghost batch, which is what `after_ghost` reads.
             norm.momentum = 1.0
@@ -51,6 +61,9 @@ class GhostStatistics:
         """Take in the ghost batch whose forward pass has just ended; `share_of_update` is 1 / ghosts of the update."""
         if self._buffers:
             doubles = [b.to(torch.float64) for b in self._buffers]
+            if self._pooled:
+                means, variances = doubles[::2], doubles[1::2]
+                torch._foreach_addcmul_(variances, means, means)
             torch._foreach_add_(self._newest, doubles, alpha=share_of_update)
 
     def after_update(self) -> None:
@@ -66,13 +79,24 @@ class GhostStatistics:
         if self._newest:
             torch._foreach_zero_(self._newest)
 
+    def forget_bad_update(self) -> None:
+        """Drop an update that was not finite, from the model's buffers too.
+
+        torch computes `(1 - 1) * old + 1 * new` for the next ghost batch, and 0 times infinity would never go away.
+        """
+        self.forget_update()
+        if self._buffers:
+            torch._foreach_zero_(self._buffers)
+
     @torch.no_grad()
     def publish(self) -> None:
         """Add up all workers' parts and write the result into the model's buffers, the same on every worker."""
         if not self._buffers:
             return
-        flat = self._added_up()
-        for buffer, values in zip(self._buffers, flat.split([b.numel() for b in self._buffers]), strict=True):
+        parts = self._added_up().split([b.numel() for b in self._buffers])
+        for index, (buffer, values) in enumerate(zip(self._buffers, parts, strict=True)):
+            if self._pooled and index % 2:
+                values = (values - parts[index - 1].square()).clamp_min(0.0)
             buffer.copy_(values.view_as(buffer))
         for counter in self._counters:
             counter.fill_(self._updates)
@@ -114,3 +138,40 @@ class GhostStatistics:
         finally:
             for buffer, values in zip((*self._buffers, *self._counters), saved, strict=True):
                 buffer.copy_(values)
+
+
+@torch.no_grad()
+def exact_statistics(
+    model: nn.Module, batches: Iterable[Tensor], share_of_all: float, variance: Variance = "pooled"
+) -> None:
+    """Give all batch-norms of `model` the statistics of its present weights over batches of all workers.
+
+    Every worker must call it with its own batches, possibly none; `share_of_all` is 1 / batches of all workers
+    together. All workers end with the same numbers. Only batch-norms are in training mode while it lasts: what they see
+    is what they will see in evaluation.
+    """
+    norms = _norms_of(model)
+    modes = [(module, module.training) for module in model.modules()]
+    kept = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
+    counts = [None if counter is None else counter.clone() for _, _, counter in kept]
+    try:
+        model.eval()
+        for norm in norms:
+            norm.train()
+        statistics = GhostStatistics(model, 1.0, variance)
+        for batch in batches:
+            model(batch)
+            statistics.after_ghost(share_of_all)
+        statistics.after_update()
+        statistics.publish()
+    finally:
+        for module, training in modes:
+            module.training = training
+        for (norm, momentum, counter), count in zip(kept, counts, strict=True):
+            norm.momentum = momentum
+            if counter is not None and count is not None:
+                counter.copy_(count)
+
+
+def _norms_of(model: nn.Module) -> list[_BatchNorm]:
+    return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]

@@ -9,6 +9,7 @@ from megabatch.config import OptimizerConfig
 from megabatch.optim.groups import parameter_groups
 from megabatch.optim.lars import LARS
 from megabatch.optim.rmsprop_warmup import RMSpropWarmup, share_of
+from megabatch.schedule.control import NoiseRule, keep_noise
 from megabatch.schedule.pieces import value_at
 
 __all__ = ["build_optimizer", "rates_at", "set_rates"]
@@ -40,14 +41,27 @@ def rates_at(settings: OptimizerConfig, epoch: float) -> dict[str, float]:
     }
 
 
-def set_rates(optimizer: torch.optim.Optimizer, settings: OptimizerConfig, epoch: float) -> dict[str, float]:
-    """Give the optimiser the values scheduled for this epoch, and return them for the log."""
+def set_rates(
+    optimizer: torch.optim.Optimizer,
+    settings: OptimizerConfig,
+    epoch: float,
+    *,
+    growth: float = 1.0,
+    noise: NoiseRule = "falls",
+    past_epochs: float = 0.0,
+) -> dict[str, float]:
+    """Give the optimiser the values scheduled for this epoch, and return them for the log.
+
+    growth: the total batch over the one the schedules are made for; `noise` says what to do about it.
+    past_epochs: training before epoch 0 of these schedules; a warm-up by RMSprop is not begun again in a branch.
+    """
     rates = rates_at(settings, epoch)
+    rates["learning_rate"], rates["momentum"] = keep_noise(noise, rates["learning_rate"], rates["momentum"], growth)
     for group in optimizer.param_groups:
         group["lr"] = rates["learning_rate"]
         group["momentum"] = rates["momentum"]
         group["weight_decay"] = rates["weight_decay"] * group["decay_factor"]
     if isinstance(optimizer, RMSpropWarmup):
-        optimizer.set_epoch(epoch)
+        optimizer.set_epoch(past_epochs + epoch)
         rates["sgd_share"] = share_of(optimizer.param_groups[0])
     return rates

@@ -3,11 +3,13 @@
     config.toml         the resolved settings            summary.json       the result
     environment.json    versions, hosts, grid, commit    checkpoints/       see megabatch.train.checkpoint
     metrics.jsonl       one row per update               model.safetensors  the trained model
-    tensorboard/        the same rows for TensorBoard
+    tensorboard/        the same rows for TensorBoard    members/            the models of a collapsed ensemble
 
 A row of `metrics.jsonl` describes the run after an update: `update` counts from 1, `samples` are the pictures seen,
-`epoch` is samples / pictures in an epoch, `wall_seconds` is the time since the first update, evaluations and
-checkpoints included. Rows of updates after which the model was evaluated also carry `val_*`.
+`phase` is "trunk" or "collapse-<member>", `epoch` is how far the weights have come (samples / pictures in an epoch; a
+branch counts on from where it left the trunk, and the trunk goes on from there), `noise_scale` is the smoothed noise
+scale of the gradient in pictures where it is measured, `wall_seconds` is the time since the first update, evaluations
+and checkpoints included. Rows of updates after which the model was evaluated also carry `val_*`.
 """
 
 from __future__ import annotations
@@ -74,7 +76,7 @@ class MetricsLog:
         """How long the file is: the cursor a checkpoint stores."""
         return self._file.tell()
 
-    def append(self, row: dict[str, float | int]) -> None:
+    def append(self, row: dict[str, Any]) -> None:
         """Write one row and hand it to the operating system at once."""
         plain = {k: (None if isinstance(v, float) and not math.isfinite(v) else v) for k, v in row.items()}
         try:

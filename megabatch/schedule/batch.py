@@ -22,7 +22,16 @@ from itertools import pairwise
 
 from megabatch.errors import ConfigError
 
-__all__ = ["BatchStages", "Update", "count_updates", "deal", "iterate_updates", "parse_stages"]
+__all__ = [
+    "BatchStages",
+    "Update",
+    "check_whole_ghosts",
+    "count_updates",
+    "deal",
+    "first_sample",
+    "iterate_updates",
+    "parse_stages",
+]
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,21 @@ def parse_stages(text: int | str) -> BatchStages:
     return BatchStages(epochs, totals)
 
 
+def check_whole_ghosts(stages: BatchStages, ghost_batch: int) -> None:
+    """Refuse a stage that is not made of whole ghost batches.
+
+    Raises:
+        ConfigError: naming the batch and the nearest ones that fit.
+    """
+    for total in stages.batch_totals:
+        if total % ghost_batch:
+            lower = total // ghost_batch * ghost_batch or ghost_batch
+            raise ConfigError(
+                f"train.batch_total {total} is not a multiple of train.ghost_batch {ghost_batch}; "
+                f"nearest that fit: {lower}, {lower + ghost_batch}"
+            )
+
+
 @dataclass(frozen=True)
 class Update:
     """One optimiser update: pictures `start_samples` to `start_samples + num_samples` of the stream."""
@@ -80,6 +104,7 @@ class Update:
     num_samples: int
     ghost_batch: int
     start_epoch: float
+    batch_total: int = 0  # what its stage says; the last update of a run is cut to what is left
 
     @property
     def num_ghosts(self) -> int:
@@ -98,15 +123,23 @@ def iterate_updates(
     *,
     start_samples: int = 0,
     start_index: int = 0,
+    until_samples: int = sys.maxsize,
 ) -> Iterator[Update]:
-    """Yield the updates from `start_samples` to the end of the run."""
+    """Yield the updates that start before `until_samples`, from `start_samples` to the end of the run.
+
+    `batch_total_at` is asked once per update, in order, and may end the iteration by answering 0.
+    """
     samples, index = start_samples, start_index
-    while True:
-        epoch = samples / samples_per_epoch
-        num_samples = min(batch_total_at(epoch), (total_samples - samples) // ghost_batch * ghost_batch)
-        if num_samples <= 0:
+    while samples < until_samples:
+        usable = (total_samples - samples) // ghost_batch * ghost_batch
+        if usable <= 0:
             return
-        yield Update(index, samples, num_samples, ghost_batch, epoch)
+        epoch = samples / samples_per_epoch
+        batch_total = batch_total_at(epoch)
+        if batch_total <= 0:
+            return
+        num_samples = min(batch_total, usable)
+        yield Update(index, samples, num_samples, ghost_batch, epoch, batch_total)
         samples += num_samples
         index += 1
 
@@ -114,7 +147,7 @@ def iterate_updates(
 def count_updates(stages: BatchStages, ghost_batch: int, samples_per_epoch: int, total_samples: int) -> int:
     """How many updates the whole run makes, without walking through them one by one."""
     samples = updates = 0
-    bounds = [*(_first_sample(epoch, samples_per_epoch) for epoch in stages.from_epochs[1:]), total_samples]
+    bounds = [*(first_sample(epoch, samples_per_epoch) for epoch in stages.from_epochs[1:]), total_samples]
     for total, bound in zip(stages.batch_totals, bounds, strict=True):
         usable = (total_samples - samples) // ghost_batch * ghost_batch
         if usable <= 0:
@@ -128,7 +161,7 @@ def count_updates(stages: BatchStages, ghost_batch: int, samples_per_epoch: int,
     return updates
 
 
-def _first_sample(epoch: float, samples_per_epoch: int) -> int:
+def first_sample(epoch: float, samples_per_epoch: int) -> int:
     """The first stream position at or after `epoch`, decided by the same division as in `iterate_updates`."""
     if not math.isfinite(epoch):
         return sys.maxsize

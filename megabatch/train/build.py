@@ -15,21 +15,22 @@ from torch.nn.parallel import DistributedDataParallel
 from megabatch.comm.exposed import ExposedTimeHook
 from megabatch.comm.grid import ProcessGrid
 from megabatch.comm.hook import gradient_hook
+from megabatch.comm.noise_scale import NoiseScale
 from megabatch.comm.shape import GridShape
-from megabatch.config import Config
-from megabatch.data.augment import Augmentation
+from megabatch.config import Config, OptimizerConfig
 from megabatch.data.sources import Source, check_same_classes, open_source
 from megabatch.data.subset import downscale, limit_and_hold_out
 from megabatch.errors import ConfigError, DataError
 from megabatch.model.norm import GhostStatistics
 from megabatch.model.registry import build_model
 from megabatch.optim.build import build_optimizer, set_rates
+from megabatch.schedule.adaptive import AdaptiveBatch
+from megabatch.schedule.batch import parse_stages
 from megabatch.train.world import World
 
 __all__ = [
     "Normaliser",
     "Workbench",
-    "augmentation_of",
     "autocast_of",
     "build_network",
     "build_workbench",
@@ -79,10 +80,19 @@ class Workbench:
     scaler: torch.amp.GradScaler
     statistics: GhostStatistics
     normalise: Normaliser
+    noise: NoiseScale | None
+    adaptive: AdaptiveBatch | None
 
-    def set_rates(self, epoch: float) -> dict[str, float]:
-        """Give the optimiser the values scheduled for this epoch, and return them for the log."""
-        return set_rates(self.optimizer, self.config.optimizer, epoch)
+    def set_rates(
+        self, settings: OptimizerConfig, epoch: float, *, growth: float = 1.0, past_epochs: float = 0.0
+    ) -> dict[str, float]:
+        """Give the optimiser the values scheduled for this epoch, and return them for the log.
+
+        `growth` is the total batch over the one the schedules are made for, `past_epochs` what the weights have behind
+        them since before epoch 0 of these schedules.
+        """
+        noise = self.config.batch_control.noise
+        return set_rates(self.optimizer, settings, epoch, growth=growth, noise=noise, past_epochs=past_epochs)
 
     def autocast(self) -> torch.autocast:
         return autocast_of(self.config, self.device)
@@ -132,10 +142,6 @@ def open_pictures(config: Config) -> tuple[Source, Source]:
     return train, val
 
 
-def augmentation_of(config: Config) -> Augmentation:
-    return Augmentation(**config.data.augment.model_dump())
-
-
 def build_network(config: Config, source: Source, device: torch.device) -> nn.Module:
     """The network with its initial weights: the same on every worker, because the seed is."""
     torch.manual_seed(config.train.seed)
@@ -168,6 +174,21 @@ def _gradient_hook(
     return ExposedTimeHook(device, hook, state), state.explanation
 
 
+def _noise_scale(config: Config, network: nn.Module) -> NoiseScale | None:
+    control = config.batch_control
+    if not control.measures_noise:
+        return None
+    return NoiseScale(network.parameters(), control.smoothing, max(1, control.measure_every_updates))
+
+
+def _adaptive_batch(config: Config) -> AdaptiveBatch | None:
+    settings = config.batch_control.adaptive
+    if settings is None:
+        return None
+    first = parse_stages(config.train.batch_total).batch_totals[0]
+    return AdaptiveBatch(first, ghost_batch=config.train.ghost_batch, **settings.model_dump())
+
+
 def build_workbench(config: Config, world: World, shape: GridShape, device: torch.device) -> Workbench:
     """Build all parts on a worker that has already joined its world."""
     train_source, val_source = open_pictures(config)
@@ -177,7 +198,7 @@ def build_workbench(config: Config, world: World, shape: GridShape, device: torc
             f"model '{config.model.name}' has SyncBatchNorm, which waits for all workers in every ghost batch "
             "and hangs when they hold different numbers of them; use BatchNorm2d: it spans train.ghost_batch pictures"
         )
-    statistics = GhostStatistics(network, config.norm.newest_share)
+    statistics = GhostStatistics(network, config.norm.newest_share, config.norm.variance)
     exposed, choices = _gradient_hook(config, world, shape, device)
     ddp = DistributedDataParallel(
         torch.compile(network) if config.train.compile else network,
@@ -186,7 +207,8 @@ def build_workbench(config: Config, world: World, shape: GridShape, device: torc
         gradient_as_bucket_view=True,
         bucket_cap_mb=config.comm.bucket_mb,
     )
-    ddp.register_comm_hook(None, exposed.hook)
+    noise = _noise_scale(config, network)
+    ddp.register_comm_hook(None, noise.hook(exposed.hook) if noise else exposed.hook)
     return Workbench(
         config=config,
         world=world,
@@ -201,4 +223,6 @@ def build_workbench(config: Config, world: World, shape: GridShape, device: torc
         scaler=torch.amp.GradScaler(device.type, enabled=config.train.precision == "fp16"),
         statistics=statistics,
         normalise=Normaliser(config, train_source.channels, device),
+        noise=noise,
+        adaptive=_adaptive_batch(config),
     )

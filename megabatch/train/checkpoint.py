@@ -22,7 +22,7 @@ from megabatch.report.record import write_atomically
 
 __all__ = ["FORMAT", "check_fits", "decode", "link_best", "newest_whole", "read_checkpoint", "save_checkpoint"]
 
-FORMAT = 1
+FORMAT = 2
 
 State = dict[str, Any]
 

@@ -1,27 +1,97 @@
-"""Evaluates the model of a run folder, alone or on all workers of a launcher."""
+"""Evaluates the model of a run folder, or its collapsed ensemble, alone or on all workers of a launcher."""
 
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load as load_safetensors
+import torch
+from torch import Tensor, nn
 
+from megabatch.config import Config
+from megabatch.data.sources import Source
 from megabatch.errors import CheckpointError
 from megabatch.train.build import Normaliser, autocast_of, build_network, open_pictures, set_threads
 from megabatch.train.checkpoint import check_fits, decode, newest_whole
-from megabatch.train.evaluate import evaluate
+from megabatch.train.ensemble import average_weights, re_estimate_statistics
+from megabatch.train.evaluate import Evaluation, evaluate_together
 from megabatch.train.folder import config_of_run
+from megabatch.train.members import member_paths, read_weights
 from megabatch.train.world import choose_device, join, read_world
 
-__all__ = ["evaluate_run"]
+__all__ = ["evaluate_ensemble", "evaluate_run"]
 
 
 def evaluate_run(folder: Path, data: Path | None) -> dict[str, Any]:
     """Exact accuracy of `model.safetensors`, or of the newest checkpoint of a run that has not finished."""
+    with _open(folder, data) as run:
+        state, weights = _weights(folder)
+        [found], _ = run.evaluate([run.network(state, f"'{folder / weights}'")])
+    return {**_numbers(found), "num_pictures": found.num_pictures, "weights": weights, "speaks": run.speaks}
+
+
+def evaluate_ensemble(folder: Path, data: Path | None) -> dict[str, Any]:
+    """Each member alone, the average of their probabilities, and for comparison the average of their weights.
+
+    Averaged weights make other activations than any member, so their batch-norm statistics are measured anew.
+    """
+    with _open(folder, data) as run:
+        paths = member_paths(folder)
+        if not paths:
+            raise CheckpointError(
+                f"run folder '{folder}' has no members; an ensemble needs a recipe with a [collapse] section, "
+                "and at least one of its branches done"
+            )
+        states = [read_weights(path) for path in paths]
+        networks = [run.network(state, f"'{path}'") for state, path in zip(states, paths, strict=True)]
+        alone, together = run.evaluate(networks)
+        averaged = run.network(average_weights(states), f"'{folder}'")
+        num_ghosts = re_estimate_statistics(averaged, run.config, run.train_source, run.normalise, run.autocast)
+        [of_average], _ = run.evaluate([averaged])
+    members = [{"file": f"members/{path.name}", **_numbers(one)} for path, one in zip(paths, alone, strict=True)]
+    return {
+        "members": members,
+        "ensemble": _numbers(together),
+        "weight_average": {**_numbers(of_average), "statistics_ghost_batches": num_ghosts},
+        "num_pictures": together.num_pictures,
+        "speaks": run.speaks,
+    }
+
+
+@dataclass
+class _OpenRun:
+    """A run folder with its pictures, in the world this process belongs to."""
+
+    config: Config
+    device: torch.device
+    train_source: Source
+    val_source: Source
+    speaks: bool
+
+    def __post_init__(self) -> None:
+        self.normalise = Normaliser(self.config, self.val_source.channels, self.device)
+
+    def autocast(self) -> torch.autocast:
+        return autocast_of(self.config, self.device)
+
+    def network(self, state: dict[str, Tensor], where: str) -> nn.Module:
+        """The run's network with the given weights."""
+        network = build_network(self.config, self.val_source, self.device)
+        check_fits({"model": state}, network.state_dict(), where)
+        network.load_state_dict(state)
+        return network
+
+    def evaluate(self, networks: Sequence[nn.Module]) -> tuple[list[Evaluation], Evaluation]:
+        size, per_pass = self.config.data.image_size, self.config.train.evaluation_batch
+        return evaluate_together(networks, self.val_source, size, self.normalise, self.autocast, per_pass, self.device)
+
+
+@contextmanager
+def _open(folder: Path, data: Path | None) -> Iterator[_OpenRun]:
     config = config_of_run(folder)
     if data is not None:
         config = config.model_copy(update={"data": config.data.model_copy(update={"path": str(data)})})
@@ -29,40 +99,21 @@ def evaluate_run(folder: Path, data: Path | None) -> dict[str, Any]:
     set_threads(config, world.local_size if world else 1)
     device, backend = choose_device(config.comm.backend, world)
     with join(world, backend, config.comm.timeout_seconds) if world else nullcontext():
-        _, source = open_pictures(config)
-        network = build_network(config, source, device)
-        state, weights = _weights(folder)
-        check_fits({"model": state}, network.state_dict(), f"'{folder / weights}'")
-        network.load_state_dict(state)
-        result = evaluate(
-            network,
-            source,
-            config.data.image_size,
-            Normaliser(config, source.channels, device),
-            lambda: autocast_of(config, device),
-            config.train.evaluation_batch,
-            device,
-        )
-    return {
-        "top1": result.top1,
-        "top5": result.top5,
-        "loss": result.loss,
-        "num_pictures": result.num_pictures,
-        "weights": weights,
-        "speaks": world is None or world.is_first,
-    }
+        train_source, val_source = open_pictures(config)
+        yield _OpenRun(config, device, train_source, val_source, speaks=world is None or world.is_first)
+
+
+def _numbers(found: Evaluation) -> dict[str, float]:
+    numbers = asdict(found)
+    del numbers["num_pictures"]
+    return numbers
 
 
 def _weights(folder: Path) -> tuple[dict[str, Any], str]:
     path = folder / "model.safetensors"
     # Without a summary the run has gone on since that model was written.
     if path.is_file() and (folder / "summary.json").is_file():
-        try:
-            return load_safetensors(path.read_bytes()), path.name
-        except SafetensorError as error:
-            raise CheckpointError(
-                f"'{path}' cannot be read ({error}); the file is damaged, remove it to use a checkpoint"
-            ) from None
+        return read_weights(path), path.name
     data = newest_whole(folder / "checkpoints", say=lambda line: None)
     if data is None:
         raise CheckpointError(f"run folder '{folder}' has neither a model nor a checkpoint yet; train it first")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -75,7 +76,7 @@ class Progress:
             )
             self._bar.start()
 
-    def show(self, clock: Clock, row: dict[str, float | int]) -> None:
+    def show(self, clock: Clock, row: dict[str, Any]) -> None:
         """Show the newest update; evaluated ones get a line of their own."""
         if not self._speaks:
             return
@@ -92,7 +93,7 @@ class Progress:
             self._last_line = time.monotonic()
             self.say(f"epoch {clock.epoch:6.2f}/{clock.total_epochs:g}  {text}  eta {self._eta(clock)}")
 
-    def _describe(self, row: dict[str, float | int]) -> str:
+    def _describe(self, row: dict[str, Any]) -> str:
         """The numbers of an update in at most 80 columns."""
         seconds = row["data_seconds"] + row["compute_seconds"] + row["communication_seconds"] or 1.0
         parts = ("data", "compute", "communication")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 from megabatch.report.record import MetricsLog
 
@@ -20,6 +21,7 @@ _GROUPS = {
     "momentum": "schedule/momentum",
     "weight_decay": "schedule/weight_decay",
     "batch_total": "schedule/batch_total",
+    "noise_scale": "train/noise_scale",
     "images_per_second": "speed/images_per_second",
     "data_seconds": "speed/data_seconds",
     "compute_seconds": "speed/compute_seconds",
@@ -44,7 +46,7 @@ class Recorder:
     def num_bytes(self) -> int:
         return self._log.num_bytes
 
-    def append(self, row: dict[str, float | int]) -> None:
+    def append(self, row: dict[str, Any]) -> None:
         """Record the row of one update."""
         self._log.append(row)
         for name, tag in _GROUPS.items():

@@ -2,13 +2,13 @@
 
 The first worker reads and writes the file; its bytes are broadcast, so the other hosts need no shared disk to resume.
 Random numbers need no state of their own: the sample order, the augmentation and the seed of every ghost batch are pure
-functions of the stored seed and the clock.
+functions of the stored seed and the clock. Inside a branch the checkpoint also holds the trunk as the branch left it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,21 @@ from megabatch.schedule.clock import Clock
 from megabatch.train.build import Workbench
 from megabatch.train.checkpoint import check_fits, decode, link_best, newest_whole, save_checkpoint
 
-__all__ = ["RunState", "restore", "save"]
+__all__ = ["RunState", "capture", "load_training_state", "restore", "save"]
+
+TrainingState = dict[str, Any]
 
 
 @dataclass
 class RunState:
     """What a run carries from update to update besides the weights."""
 
-    clock: Clock
+    clock: Clock  # of the phase that is going on; its updates count over all phases
+    phase: int = 0  # its number
+    trunk: Clock | None = None  # where the trunk waits while a branch goes on
+    seen_samples: int = 0  # pictures of all phases
+    members: list[dict[str, Any]] = field(default_factory=list)  # the branches that are done
+    trunk_top1: float | None = None  # of its last evaluation
     skipped_updates: int = 0  # non-finite gradients so far
     skipped_in_a_row: int = 0
     best_top1: float = -1.0
@@ -35,33 +42,68 @@ class RunState:
     training_seconds: float = 0.0  # in updates alone
     wall_seconds: float = 0.0  # in the whole loop: updates, evaluations, checkpoints
 
+    @property
+    def epoch(self) -> float:
+        """How far the weights have come: a branch counts on from where it left the trunk."""
+        return self.clock.epoch + (self.trunk.epoch if self.trunk else 0.0)
 
-def save(bench: Workbench, run: RunState, folder: Path, metrics_bytes: int, is_best: bool) -> None:
-    """Write a checkpoint; every worker must call it, the first one writes."""
-    bench.statistics.publish()
-    statistics = bench.statistics.state()
+
+def training_state(bench: Workbench) -> TrainingState:
+    """What training changes; every worker must call it. Tensors are the live ones."""
+    return {
+        "model": bench.network.state_dict(),
+        "optimizer": bench.optimizer.state_dict(),
+        "scaler": bench.scaler.state_dict(),
+        "statistics": bench.statistics.state(),
+    }
+
+
+def capture(bench: Workbench) -> TrainingState:
+    """A copy of what training changes, in the host's memory, to return to; every worker must call it."""
+    state: TrainingState = _copied(training_state(bench))
+    return state
+
+
+def load_training_state(bench: Workbench, state: TrainingState) -> None:
+    """Return to `state`."""
+    bench.network.load_state_dict(state["model"])
+    bench.optimizer.load_state_dict(state["optimizer"])
+    if bench.scaler.is_enabled():
+        bench.scaler.load_state_dict(state["scaler"])
+    bench.statistics.load(state["statistics"])
+
+
+def save(
+    bench: Workbench, run: RunState, trunk: TrainingState | None, folder: Path, metrics_bytes: int, is_best: bool
+) -> None:
+    """Write a checkpoint; every worker must call it, the first one writes. `trunk` is what a branch returns to."""
+    state = training_state(bench)
     if not bench.world.is_first:
         return
-    state = {
+    state |= {
         "seed": bench.config.train.seed,
         "world_size": bench.world.size,
         "metrics_bytes": metrics_bytes,
         "run": asdict(run),
-        "model": bench.network.state_dict(),
-        "optimizer": bench.optimizer.state_dict(),
-        "scaler": bench.scaler.state_dict(),
-        "statistics": statistics,
+        "trunk": trunk,
+        "noise": bench.noise.state() if bench.noise else None,
+        "adaptive": bench.adaptive.state() if bench.adaptive else None,
     }
     settings = bench.config.checkpoint
     save_checkpoint(folder / "checkpoints", state, run.clock.updates, settings.keep, best=is_best)
 
 
-def restore(bench: Workbench, run: RunState, folder: Path, say: Callable[[str], None]) -> int:
-    """Continue from the newest whole checkpoint, if any; return the length of the metrics file that belongs to it."""
+def restore(
+    bench: Workbench, run: RunState, folder: Path, say: Callable[[str], None]
+) -> tuple[int, TrainingState | None]:
+    """Continue from the newest whole checkpoint, if any.
+
+    Returns the length of the metrics file that belongs to it, and the trunk when the run was inside a branch.
+    """
     state = _broadcast_state(bench, folder, say)
     if state is None:
         say(f"no checkpoint in '{folder}' yet: starting from the beginning")
-        return 0
+        return 0, None
     check_fits(state, bench.network.state_dict(), f"run folder '{folder}'")
     stored = state["run"]
     clock = Clock(**stored.pop("clock"))
@@ -70,19 +112,30 @@ def restore(bench: Workbench, run: RunState, folder: Path, say: Callable[[str], 
             f"run folder '{folder}' was trained on {clock.samples_per_epoch} pictures, the data given has "
             f"{run.clock.samples_per_epoch}; resume with the same data, or choose another --output"
         )
-    run.clock = Clock(clock.samples_per_epoch, run.clock.total_samples, clock.samples, clock.updates)
+    trunk_clock = stored.pop("trunk", None)
+    run.clock, run.trunk = clock, Clock(**trunk_clock) if trunk_clock else None
     for name, value in stored.items():
         setattr(run, name, value)
-    bench.network.load_state_dict(state["model"])
-    bench.optimizer.load_state_dict(state["optimizer"])
-    if bench.scaler.is_enabled():
-        bench.scaler.load_state_dict(state["scaler"])
-    bench.statistics.load(state["statistics"])
+    load_training_state(bench, state)
+    if bench.noise and state["noise"]:
+        bench.noise.load(state["noise"])
+    if bench.adaptive and state["adaptive"]:
+        bench.adaptive.load(state["adaptive"])
     if bench.world.is_first and run.best_update:
         link_best(folder / "checkpoints", run.best_update)
     then = f" (then on {state['world_size']} workers)" if state["world_size"] != bench.world.size else ""
-    say(f"resuming after update {clock.updates}, epoch {clock.epoch:.3f}{then}")
-    return int(state["metrics_bytes"])
+    say(f"resuming after update {clock.updates}, epoch {run.epoch:.3f}{then}")
+    return int(state["metrics_bytes"]), state["trunk"]
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: _copied(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_copied(one) for one in value]
+    return value
 
 
 def _broadcast_state(bench: Workbench, folder: Path, say: Callable[[str], None]) -> dict[str, Any] | None:

@@ -33,6 +33,8 @@ class UpdateResult:
     gradient_norm: float
     applied: bool  # False when the gradient was not finite and the optimiser left the weights alone
     stop_wanted: bool  # some worker was asked to stop
+    noise_measured: bool  # whether this update's gradients were measured
+    noise_scale: float | None  # smoothed, in pictures; None when it is not measured, or not known yet
     data_seconds: float
     communication_seconds: float
     update_seconds: float
@@ -65,7 +67,9 @@ def _seed(device: torch.device, seed: int) -> None:
         torch.cuda.manual_seed(seed)
 
 
-def train_update(bench: Workbench, update: Update, ghosts: Iterable[Ghost], stop_wanted: bool) -> UpdateResult:
+def train_update(
+    bench: Workbench, update: Update, ghosts: Iterable[Ghost], seed: int, stop_wanted: bool, measure_noise: bool = True
+) -> UpdateResult:
     """Make one update; `optimizer` must already have the rates of this epoch."""
     begin = time.perf_counter()
     size, smoothing = bench.world.size, bench.config.train.label_smoothing
@@ -73,14 +77,17 @@ def train_update(bench: Workbench, update: Update, ghosts: Iterable[Ghost], stop
     loss_sum = torch.zeros((), dtype=torch.float64, device=bench.device)
     num_correct = torch.zeros((), dtype=torch.float64, device=bench.device)
     data_seconds = 0.0
+    noise = bench.noise
     bench.optimizer.zero_grad(set_to_none=True)
+    if noise is not None:
+        noise.begin_update(measure_noise)
     waiting_since = time.perf_counter()
 
     for position, ghost in enumerate(ghosts):
         data_seconds += time.perf_counter() - waiting_since
         synchronise = position == num_mine - 1
         # Dropout and the like depend on the ghost batch, not on the worker that happens to hold it.
-        _seed(bench.device, (bench.config.train.seed * 0x9E3779B97F4A7C15 + ghost.number) % 2**63)
+        _seed(bench.device, (seed * 0x9E3779B97F4A7C15 + ghost.number) % 2**63)
         pictures = bench.normalise(ghost.pictures)
         labels = ghost.labels.to(bench.device, non_blocking=True)
         with (
@@ -98,8 +105,11 @@ def train_update(bench: Workbench, update: Update, ghosts: Iterable[Ghost], stop
             bench.statistics.after_ghost(1.0 / update.num_ghosts)
             loss_sum += loss.detach()
             num_correct += (logits.argmax(dim=1) == labels).sum()
+            if noise is not None:
+                noise.after_backward(update.ghost_batch, update.ghost_batch / update.num_samples)
         waiting_since = time.perf_counter()
 
+    loss_scale = bench.scaler.get_scale()
     bench.scaler.unscale_(bench.optimizer)
     gradients = [p.grad for p in bench.ddp.parameters() if p.grad is not None]
     gradient_norm = get_total_norm(gradients, foreach=True).double()
@@ -113,15 +123,19 @@ def train_update(bench: Workbench, update: Update, ghosts: Iterable[Ghost], stop
             torch.tensor(bench.exposed.seconds() if size > 1 else 0.0, dtype=torch.float64, device=bench.device),
         ]
     )
+    if noise is not None:
+        totals = torch.cat([totals, noise.local_sums()])  # no all-reduce of their own
     if size > 1:
         dist.all_reduce(totals)
-    loss_total, correct_total, num_not_finite, stop_total, data_total, communication_total = totals.tolist()
+    loss_total, correct_total, num_not_finite, stop_total, data_total, communication_total, *sums = totals.tolist()
     finite = num_not_finite == 0  # on every worker
     if finite:
         bench.statistics.after_update()
         bench.scaler.step(bench.optimizer)
     else:
-        bench.statistics.forget_update()
+        bench.statistics.forget_bad_update()
+    if noise is not None and finite:
+        noise.observe(sums, gradient_norm.item() ** 2, loss_scale)
     bench.scaler.update()
     return UpdateResult(
         loss=loss_total / update.num_samples,
@@ -129,6 +143,8 @@ def train_update(bench: Workbench, update: Update, ghosts: Iterable[Ghost], stop
         gradient_norm=gradient_norm.item(),
         applied=finite,
         stop_wanted=stop_total > 0,
+        noise_measured=noise is not None and noise.measuring and finite,
+        noise_scale=noise.scale if noise is not None and measure_noise else None,
         data_seconds=data_total / size,
         communication_seconds=communication_total / size,
         update_seconds=time.perf_counter() - begin,

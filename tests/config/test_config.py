@@ -166,3 +166,46 @@ def test_differences_are_dotted_names_with_both_values() -> None:
     assert found["train.seed"] == (2**63 - 1, 3)
     assert found["optimizer.learning_rate"][1] == 0.1
     assert differences(other, one)["train.seed"] == (3, 2**63 - 1)
+
+
+COLLAPSE = {"at_epochs": [37, 52, 67], "epochs": 5}
+
+
+def test_a_collapse_is_read_and_written_back_equal() -> None:
+    made = config(train={"epochs": 67}, collapse={**COLLAPSE, "learning_rate": 0.143, "weight_decay": 2e-4})
+    assert made.collapse is not None
+    assert made.collapse.at_epochs == (37.0, 52.0, 67.0)
+    assert Config.model_validate(tomllib.loads(made.to_toml())) == made
+    assert config().collapse is None
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"train": {"epochs": 60}, "collapse": COLLAPSE}, "has 67, but the trunk ends at train.epochs 60"),
+        ({"train": {"epochs": 4}, "collapse": {"at_epochs": [4]}}, "collapse.epochs 5 is longer than the run"),
+        ({"collapse": {"at_epochs": [52, 37]}}, "must rise"),
+        ({"collapse": {"at_epochs": [37, 37]}}, "must rise"),
+        ({"collapse": {"at_epochs": []}}, "at_epochs"),
+        ({"collapse": {"at_epochs": [0]}}, "greater than 0"),
+        ({"collapse": {"epochs": 2}}, "at_epochs"),
+        ({"collapse": {**COLLAPSE, "learning_rate": -0.1}}, "greater than or equal to 0"),
+        (
+            {"collapse": {**COLLAPSE, "learning_rate": [{"until_epoch": 2, "start": -0.1}]}},
+            "greater than or equal to 0",
+        ),
+        ({"collapse": {**COLLAPSE, "batch_total": 100}}, "collapse.batch_total 100 is not a multiple"),
+        ({"train": {"reset_momentum_at_epochs": [3, 2]}}, "reset_momentum_at_epochs must rise"),
+        ({"train": {"reset_momentum_at_epochs": [90]}}, "between 0 and train.epochs 90"),
+        ({"train": {"batch_total": 32}, "batch_control": {"measure_every_updates": 1}}, "give at least two"),
+        (
+            {"train": {"batch_total": "0:256 3:512"}, "batch_control": {"adaptive": {"max_batch_total": 1024}}},
+            "2 stages",
+        ),
+        ({"batch_control": {"adaptive": {"max_batch_total": 128}}}, "at least train.batch_total 256"),
+        ({"batch_control": {"adaptive": {"max_batch_total": 1000}}}, "a multiple of train.ghost_batch 32"),
+        ({"batch_control": {"adaptive": {"max_batch_total": 512, "growth": 1}}}, "greater than 1"),
+    ],
+)
+def test_branches_and_batch_control_that_cannot_work_are_refused(sections: dict[str, Any], said: str) -> None:
+    assert said in complaint(**sections)

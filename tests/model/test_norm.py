@@ -12,7 +12,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from megabatch.model.norm import GhostStatistics
+from megabatch.model.norm import GhostStatistics, exact_statistics
 from megabatch.schedule.batch import deal
 from tests.ranks import run_ranks
 
@@ -230,3 +230,117 @@ def test_a_model_without_norms_has_nothing_to_do() -> None:
     again = GhostStatistics(model, 0.1)
     again.load(state)
     assert again.state()["updates"] == 1
+
+
+def pooled_oracle(updates_and_weights: list[tuple[int, float]]) -> Array:
+    """Mean, and average variance plus variance of the means, over the ghosts of updates with these weights."""
+    rows, weights = [], []
+    for update, weight in updates_and_weights:
+        for index in range(GHOSTS[update]):
+            pixels = ghost(update, index)
+            amax = (pixels**2).max(axis=(2, 3))
+            flat = pixels.transpose(1, 0, 2, 3).reshape(2, -1)
+            rows.append([flat.mean(1), flat.var(1, ddof=1), amax.mean(0), amax.var(0, ddof=1)])
+            weights.append(weight / GHOSTS[update])
+    found, share = np.array(rows), np.array(weights)[:, None]
+    columns = []
+    for means, variances in ((found[:, 0], found[:, 1]), (found[:, 2], found[:, 3])):
+        mean = (share * means).sum(0)
+        columns += [mean, (share * variances).sum(0) + (share * (means - mean) ** 2).sum(0)]
+    return np.concatenate(columns)
+
+
+def run_pooled(rank: int) -> list[Array]:
+    found = []
+    for share in SHARES:
+        model = TwoNorms().double()
+        statistics = GhostStatistics(model, share, "pooled")
+        if share != 1.0:  # the past of this one begins with update 0, without torch's initial values
+            statistics.newest_share = 1.0
+            train(model, statistics, 0, 1)
+            statistics.newest_share = share
+            train(model, statistics, 1, 2)
+        else:
+            train(model, statistics, 0, len(GHOSTS))
+        statistics.publish()
+        found.append(buffers(model))
+    return found
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_pooled_variance_counts_the_spread_of_the_means(num_workers: int) -> None:
+    for newest, averaged in run_ranks(num_workers, run_pooled):
+        close(newest, pooled_oracle([(len(GHOSTS) - 1, 1.0)]))
+        close(averaged, pooled_oracle([(0, 0.9), (1, 0.1)]))
+
+
+def test_pooled_variance_is_that_of_all_pictures_together() -> None:
+    """With ghosts large enough that n and n - 1 do not matter."""
+    numbers = np.random.default_rng(5)
+    ghosts = [numbers.normal(loc=3.0 * index, size=(50_000, 2)) for index in range(3)]
+    model = nn.BatchNorm1d(2).double()
+    statistics = GhostStatistics(model, 1.0, "pooled")
+    for values in ghosts:
+        model(torch.from_numpy(values))
+        statistics.after_ghost(1 / 3)
+    statistics.after_update()
+    statistics.publish()
+    assert model.running_var is not None
+    np.testing.assert_allclose(model.running_var.numpy(), np.concatenate(ghosts).var(axis=0), rtol=1e-4)
+
+
+def run_exact(rank: int) -> tuple[Array, Array, bool]:
+    model = TwoNorms().double()
+    statistics = GhostStatistics(model, 0.1)
+    train(model, statistics, 0, 2)
+    model.eval()
+    momenta = [module.momentum for module in model.children()]
+    counters = [int(c) for n, c in model.named_buffers() if n.endswith("tracked")]
+    found = []
+    for variance in ("plain", "pooled"):
+        mine = deal(GHOSTS[2], dist.get_world_size(), dist.get_rank())
+        batches = (torch.from_numpy(ghost(2, index)) for index in mine)
+        exact_statistics(model, batches, 1 / GHOSTS[2], variance)
+        found.append(buffers(model))
+    assert [module.momentum for module in model.children()] == momenta
+    assert [int(c) for n, c in model.named_buffers() if n.endswith("tracked")] == counters
+    assert not any(module.training for module in model.modules())
+    statistics.publish()  # what training collected is as it was
+    return found[0], found[1], bool(np.allclose(buffers(model), oracle(0.1, 2), rtol=1e-12))
+
+
+@pytest.mark.parametrize("num_workers", [1, 3, 4])
+def test_exact_statistics_are_those_of_the_given_batches_on_any_number_of_workers(num_workers: int) -> None:
+    results = run_ranks(num_workers, run_exact)
+    for plain, pooled, untouched in results:
+        assert untouched
+        close(pooled, pooled_oracle([(2, 1.0)]))
+        close(plain[[0, 1, 4, 5]], pooled[[0, 1, 4, 5]])
+        assert (plain[[2, 3]] < 0.5 * pooled[[2, 3]]).all()  # the ghosts' means lie far apart
+    for plain, pooled, _ in results[1:]:
+        assert (plain == results[0][0]).all()
+        assert (pooled == results[0][1]).all()
+
+
+def test_exact_statistics_see_the_network_as_evaluation_does() -> None:
+    """Dropout is off, and the mode of every module is put back."""
+    model = nn.Sequential(nn.Dropout(0.9), nn.BatchNorm1d(2)).double()
+    norm = model[1]
+    assert isinstance(norm, nn.BatchNorm1d)
+    norm.eval()
+    values = np.random.default_rng(1).normal(size=(40, 2))
+    exact_statistics(model, [torch.from_numpy(values)], 1.0)
+    assert norm.running_mean is not None
+    np.testing.assert_allclose(norm.running_mean.numpy(), values.mean(axis=0), rtol=1e-12)
+    assert (model.training, model[0].training, norm.training) == (True, True, False)
+
+
+def test_an_update_that_was_not_finite_leaves_no_trace() -> None:
+    model = TwoNorms().double()
+    statistics = GhostStatistics(model, 1.0)
+    model(torch.full((6, 2, 3, 3), float("inf"), dtype=torch.float64))
+    statistics.after_ghost(1.0)
+    statistics.forget_bad_update()
+    train(model, statistics, len(GHOSTS) - 1, len(GHOSTS))
+    statistics.publish()
+    close(buffers(model), oracle(1.0))

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from megabatch.data.sources import PictureArray
-from megabatch.train.evaluate import Evaluation, evaluate
+from megabatch.train.evaluate import Evaluation, evaluate, evaluate_together
 from tests.ranks import run_ranks
 
 NUM_PICTURES, CLASSES, SIZE = 103, 9, 8
@@ -141,3 +141,37 @@ def test_the_network_runs_under_the_given_precision() -> None:
     found = evaluate(Watching(), source(), SIZE, normalise, bf16, 50, torch.device("cpu"))
     assert set(seen) == {torch.bfloat16}
     assert found.loss == pytest.approx(oracle(source(), Network())[2], rel=2e-2)
+
+
+class Shifted(Network):
+    """Another member: the same network with other weights."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        with torch.no_grad():
+            self.weight.add_(torch.randn(self.weight.shape, generator=torch.Generator().manual_seed(seed)), alpha=0.25)
+
+
+def together(rank: int) -> tuple[list[Evaluation], Evaluation]:
+    networks = [Shifted(seed) for seed in range(3)]
+    return evaluate_together(networks, source(), SIZE, normalise, no_autocast, 10, torch.device("cpu"))
+
+
+def test_an_ensemble_averages_probabilities_and_counts_every_picture_once() -> None:
+    pictures = source()
+    probabilities = np.zeros((NUM_PICTURES, CLASSES))
+    for seed in range(3):
+        weight = Shifted(seed).weight.detach().double().numpy()
+        logits = (pictures.pictures.reshape(NUM_PICTURES, -1) / 255.0) @ weight / np.sqrt(1 + 1e-5)
+        exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+        probabilities += exponentials / exponentials.sum(axis=1, keepdims=True) / 3
+    of_label = probabilities[np.arange(NUM_PICTURES), pictures.labels]
+    better = (probabilities > of_label[:, None]).sum(axis=1)
+    for alone, ensemble in [together(0), *run_ranks(4, together)]:
+        assert ensemble.num_pictures == NUM_PICTURES
+        assert (ensemble.top1, ensemble.top5) == ((better < 1).mean(), (better < 5).mean())
+        assert ensemble.loss == pytest.approx(float(-np.log(of_label).mean()), rel=1e-5)
+        for seed, found in enumerate(alone):
+            expected = run(Shifted(seed), pictures)
+            assert (found.top1, found.top5) == (expected.top1, expected.top5)
+            assert found.loss == pytest.approx(expected.loss, rel=1e-6)

@@ -1,0 +1,147 @@
+"""The gradient's noise scale, measured while gradients are on their way to the other workers.
+
+    noise = NoiseScale(ddp.parameters())
+    ddp.register_comm_hook(None, noise.hook())                     # around the backend's all-reduce
+    ddp.register_comm_hook(None, noise.hook(reduce, state))        # or around any other, such as `gradient_hook`'s
+
+    noise.begin_update()
+    for pictures, labels in my_pieces:                             # accumulation, no_sync for all but the last
+        (loss(ddp(pictures), labels) / len(my_pieces)).backward()
+        noise.after_backward(len(pictures), weight=1 / (len(my_pieces) * world_size))
+    noise.end_update()                                             # before the gradients are clipped or stepped
+    optimizer.step()
+    noise.scale                                                    # smoothed, in pictures; None until it is known
+
+Every backward pass is one piece of the update: its own gradient is the change of the accumulated one, and for the pass
+that sends, what the bucket holds when the hook gets it. Nothing but the pieces' squared norms is needed, see
+`megabatch.schedule.noise`. Because pieces, not workers, are compared, the result does not depend on how pieces lie
+on workers, and one worker is enough as long as an update has two pieces.
+"""
+
+# No `from __future__ import annotations` here: DDP checks that a hook's annotations are classes, not strings.
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+from megabatch.schedule.noise import NoiseAverage, noise_sample
+
+__all__ = ["NoiseScale"]
+
+Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
+
+
+class NoiseScale:
+    """Measures every `every_updates`-th update; `smoothing` is the weight of the past in the running averages."""
+
+    def __init__(self, parameters: Iterable[Tensor], smoothing: float = 0.95, every_updates: int = 1) -> None:
+        self.average = NoiseAverage(smoothing)
+        self.measuring = False
+        self._parameters = [p for p in parameters if p.requires_grad]
+        self._every_updates = every_updates
+        self._updates = 0
+        self._world_size = dist.get_world_size() if dist.is_initialized() else 1
+        self._before: dict[Tensor, Tensor] = {}  # what was accumulated before the pass that is going on
+        self._sent: Tensor | None = None  # squared norm of that pass, as far as its buckets have been sent
+        self._sums = self._zeros()
+
+    @property
+    def scale(self) -> float | None:
+        """B_simple in pictures."""
+        return self.average.scale
+
+    def hook(self, inner: Hook = allreduce_hook, state: Any = None) -> Hook:
+        """The hook to register with DDP: it looks at a bucket and hands it to `inner`."""
+
+        def look_and_send(_state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+            if self.measuring:
+                square = self._square_of_change(bucket.parameters(), bucket.gradients())
+                self._sent = square if self._sent is None else self._sent + square
+            return inner(state, bucket)
+
+        return look_and_send
+
+    def begin_update(self, wanted: bool = True) -> None:
+        """Call when gradients are zero, before the first backward pass; unless `wanted` the update is left out."""
+        self.measuring = wanted and self._updates % self._every_updates == 0
+        self._updates += wanted
+        self._before, self._sent, self._sums = {}, None, self._zeros()
+
+    def after_backward(self, num_samples: int, weight: float) -> None:
+        """Call after a backward pass over `num_samples` pictures whose mean gradient counts `weight` in the update.
+
+        The weights of all passes of all workers add up to 1. As always with DDP the pass must have been made with
+        `weight * world_size` times the mean loss, because gradients are averaged over workers.
+        """
+        if not self.measuring:
+            return
+        if self._sent is None:
+            owned = [p for p in self._parameters if p.grad is not None]
+            square = self._square_of_change(owned, [p.grad for p in owned if p.grad is not None])
+            self._remember()
+        else:
+            square, self._sent, self._before = self._sent, None, {}
+        # |g_j|^2 * w_j, since the pass contributed world_size * w_j * g_j.
+        self._sums[0] += square / (weight * self._world_size**2)
+        self._sums[1] += weight / num_samples
+        self._sums[2] += weight**2 / num_samples
+
+    def local_sums(self) -> Tensor:
+        """Three float64 numbers of this worker, to be added up over workers and given to `observe`."""
+        return self._sums
+
+    def observe(self, sums: Sequence[float], gradient_square: float, loss_scale: float = 1.0) -> None:
+        """Take in an update: sums over all workers, the squared norm of the averaged gradient (unscaled)."""
+        if not self.measuring:
+            return
+        small, sum_w_over_n, sum_w2_over_n = sums
+        sample = noise_sample(small / loss_scale**2, gradient_square, sum_w_over_n, sum_w2_over_n)
+        if sample is not None:
+            self.average.add(sample)
+
+    def end_update(self, loss_scale: float = 1.0) -> float | None:
+        """All that is left to do for an update, with an all-reduce of three numbers; returns the smoothed scale."""
+        if self.measuring:
+            sums = self._sums.clone()
+            if self._world_size > 1:
+                dist.all_reduce(sums)
+            norms = torch._foreach_norm([p.grad for p in self._parameters if p.grad is not None])
+            square = torch.stack(norms).double().square().sum().item()
+            self.observe(sums.tolist(), square / loss_scale**2, loss_scale)
+        return self.scale
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint: the same on every worker, plain numbers."""
+        return {**self.average.state(), "updates": self._updates}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from `state`, on any number of workers."""
+        self.average.load(state)
+        self._updates = state["updates"]
+
+    def _zeros(self) -> Tensor:
+        device = self._parameters[0].device if self._parameters else None
+        return torch.zeros(3, dtype=torch.float64, device=device)
+
+    def _remember(self) -> None:
+        """Keep a copy of what is accumulated so far, in the memory of the copy before."""
+        owned = [p for p in self._parameters if p.grad is not None]
+        gradients = [p.grad for p in owned if p.grad is not None]
+        copies = [self._before.get(p) for p in owned]
+        kept = [torch.empty_like(g) if c is None else c for g, c in zip(gradients, copies, strict=True)]
+        torch._foreach_copy_(kept, gradients)
+        self._before = dict(zip(owned, kept, strict=True))
+
+    def _square_of_change(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
+        """|gradients - what was accumulated before|^2; spoils the memory of what was accumulated."""
+        known = [(self._before[p], g) for p, g in zip(parameters, gradients, strict=True) if p in self._before]
+        changes = [g for p, g in zip(parameters, gradients, strict=True) if p not in self._before]
+        if known:
+            before, after = map(list, zip(*known, strict=True))
+            torch._foreach_sub_(before, after)
+            changes += before
+        return torch.stack(torch._foreach_norm(changes)).double().square().sum()

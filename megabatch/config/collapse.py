@@ -1,0 +1,69 @@
+"""Settings of the final collapse and of the collapsed ensemble (Codreanu 2017)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from megabatch.config.section import Section
+from megabatch.errors import ConfigError
+from megabatch.schedule.pieces import Scheduled, check_pieces
+
+__all__ = ["CollapseConfig"]
+
+PositiveEpochs = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class CollapseConfig(Section):
+    """Side branches that anneal the trunk's weights to a finished model, one member of an ensemble each.
+
+    A branch starts from the trunk's weights at each of `at_epochs` and lasts `epochs`; the trunk then goes on from
+    where the branch left it. The branch's schedules count epochs from its own start. What is left out is as on the
+    trunk where the branch begins; the rate then falls from there to 0 with power 2.
+    `augment`: "plain" keeps crops and flips without changes of scale and shape, "off" leaves the pictures alone, "same"
+    is what the trunk has. `batch_total` 0 is the batch the trunk has there.
+    """
+
+    at_epochs: Annotated[tuple[PositiveEpochs, ...], Field(min_length=1)]
+    epochs: PositiveEpochs = 5.0
+    learning_rate: Scheduled | None = None
+    weight_decay: Scheduled | None = None
+    momentum: Scheduled | None = None
+    reset_momentum: bool = True
+    augment: Literal["plain", "off", "same"] = "plain"
+    batch_total: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _epochs_rise(self) -> CollapseConfig:
+        if sorted(set(self.at_epochs)) != list(self.at_epochs):
+            raise ValueError(
+                f"collapse.at_epochs must rise, given {list(self.at_epochs)}; sort them and name each once"
+            )
+        for name in ("learning_rate", "weight_decay", "momentum"):
+            schedule = getattr(self, name)
+            if isinstance(schedule, tuple):
+                check_pieces(schedule, f"collapse.{name}")
+        return self
+
+    def check_fits(self, train_epochs: float, ghost_batch: int) -> None:
+        """Refuse branches that do not fit the run.
+
+        Raises:
+            ConfigError: what is given, what is needed, what to do.
+        """
+        if self.epochs > train_epochs:
+            raise ConfigError(
+                f"collapse.epochs {self.epochs:g} is longer than the run of train.epochs {train_epochs:g}; "
+                "shorten the collapse or lengthen the run"
+            )
+        if self.at_epochs[-1] > train_epochs * (1 + 1e-9):  # epochs that were stretched may be off by rounding
+            raise ConfigError(
+                f"collapse.at_epochs has {self.at_epochs[-1]:g}, but the trunk ends at train.epochs {train_epochs:g}; "
+                "a branch must leave the trunk at its end or before"
+            )
+        if self.batch_total % ghost_batch:
+            raise ConfigError(
+                f"collapse.batch_total {self.batch_total} is not a multiple of train.ghost_batch {ghost_batch}; "
+                "give a multiple, or 0 for the batch of the trunk"
+            )

@@ -1,0 +1,102 @@
+"""Batch-size control by measurement: the total batch grows when the gradient's noise scale says it may.
+
+McCandlish 2018, section 2.2: a batch far below the noise scale loses nothing by growing, a batch far above it wastes
+pictures. The batch is multiplied by `growth` when the smoothed noise scale has been at least `threshold` times the
+grown batch at `patience` measurements in a row, never before `from_epoch` (warm-up), never above `max_batch_total`,
+and never down again.
+
+Pictures are prepared ahead of the update that needs them, so a decision cannot take effect at once. The batch of update
+i depends on measurements of the updates before i - `lead_updates` only: what lies within the lead is settled, and
+may be prepared by any number of threads. Whoever asks for a later update waits until its measurements are in. Decisions
+follow from numbers that are the same on every worker, and are kept as a list of changes by update number, so
+that a resumed run makes the same updates.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["AdaptiveBatch"]
+
+
+@dataclass
+class AdaptiveBatch:
+    """Grows the batch of the updates numbered 0, 1, 2, ...; `observe` is called after each of them."""
+
+    first_batch_total: int
+    max_batch_total: int
+    ghost_batch: int
+    growth: float = 2.0
+    threshold: float = 1.0
+    patience: int = 10
+    from_epoch: float = 0.0
+    lead_updates: int = 8
+    changes: list[tuple[int, int]] = field(default_factory=list)  # (number of the first update, batch_total)
+    observed: int = 0
+    in_favour: int = 0
+
+    def __post_init__(self) -> None:
+        self._condition = threading.Condition()
+        self._closed = False
+
+    @property
+    def batch_total(self) -> int:
+        """The newest decision, even if it has not taken effect yet."""
+        return self.changes[-1][1] if self.changes else self.first_batch_total
+
+    def at(self, number: int) -> int:
+        """The total batch of an update: settled as soon as `number - lead_updates` updates have been observed."""
+        return next((total for start, total in reversed(self.changes) if start <= number), self.first_batch_total)
+
+    def wait_for(self, number: int) -> int:
+        """Like `at`, after waiting until it is settled; 0 when `close` came first."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._closed or self.observed >= number - self.lead_updates)
+            return 0 if self._closed else self.at(number)
+
+    def observe(self, epoch: float, noise_scale: float | None, measured: bool = True) -> None:
+        """Take in an update that ended at `epoch`; `noise_scale` is the smoothed one, in pictures."""
+        with self._condition:
+            self.observed += 1
+            if measured:
+                self._decide(epoch, noise_scale)
+            self._condition.notify_all()
+
+    def _decide(self, epoch: float, noise_scale: float | None) -> None:
+        grown = self._grown()
+        pending = bool(self.changes) and self.changes[-1][0] >= self.observed
+        wanted = noise_scale is not None and noise_scale >= self.threshold * grown
+        if pending or epoch < self.from_epoch or grown <= self.batch_total or not wanted:
+            self.in_favour = 0
+            return
+        self.in_favour += 1
+        if self.in_favour >= self.patience:
+            self.in_favour = 0
+            self.changes.append((self.observed + self.lead_updates, grown))
+
+    def _grown(self) -> int:
+        ghosts = round(min(self.batch_total * self.growth, self.max_batch_total) / self.ghost_batch)
+        return min(ghosts * self.ghost_batch, self.max_batch_total // self.ghost_batch * self.ghost_batch)
+
+    def reopen(self) -> None:
+        """Let `wait_for` wait again after `close`."""
+        with self._condition:
+            self._closed = False
+
+    def close(self) -> None:
+        """Let nobody wait any longer."""
+        with self._condition:
+            self._closed = True
+            self._condition.notify_all()
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint: plain numbers."""
+        changes = [[start, total] for start, total in self.changes]
+        return {"changes": changes, "observed": self.observed, "in_favour": self.in_favour}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from `state`."""
+        self.changes = [(int(start), int(total)) for start, total in state["changes"]]
+        self.observed, self.in_favour = state["observed"], state["in_favour"]

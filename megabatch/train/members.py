@@ -1,0 +1,53 @@
+"""The members of a collapsed ensemble: `members/member-<k>.safetensors` in the run folder, one per branch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_safetensors
+from safetensors.torch import save as safetensors_bytes
+from torch import Tensor, nn
+
+from megabatch.errors import CheckpointError
+from megabatch.report.record import write_atomically
+
+__all__ = ["member_paths", "read_weights", "weights_bytes", "write_member"]
+
+
+def weights_bytes(network: nn.Module) -> bytes:
+    """The network's weights and statistics in plain names, the same bytes for the same numbers."""
+    # Clones, because weights that are tied share memory and the format does not store that.
+    tensors = {
+        name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, value in network.state_dict().items()
+    }
+    # One entry only: the library writes several in an order that changes from run to run.
+    return safetensors_bytes(tensors, metadata={"format": "pt"})
+
+
+def write_member(folder: Path, member: int, network: nn.Module) -> str:
+    """Save the network as the given member; returns the file's name within the run folder."""
+    name = f"members/member-{member}.safetensors"
+    (folder / "members").mkdir(exist_ok=True)
+    write_atomically(folder / name, weights_bytes(network))
+    return name
+
+
+def member_paths(folder: Path) -> list[Path]:
+    """The members of a run, in the order in which they were made."""
+    paths = (folder / "members").glob("member-*.safetensors")
+    return sorted(paths, key=lambda path: int(path.stem.rpartition("-")[2]))
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """What `weights_bytes` wrote.
+
+    Raises:
+        CheckpointError: when the file cannot be read.
+    """
+    try:
+        return load_safetensors(path.read_bytes())
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"'{path}' cannot be read ({error}); the file is damaged, train it again") from None

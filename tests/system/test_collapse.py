@@ -1,0 +1,100 @@
+"""Branches of a collapsed ensemble: where they start, what they leave behind, and that they survive interruptions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from megabatch.errors import CheckpointError
+from megabatch.train.evaluate_run import evaluate_ensemble, evaluate_run
+from tests.system.runs import losses_of, rows_of, train_on_ranks
+
+# 330 pictures. Trunk: updates 1-5 to the first cut at epoch 0.5, then 8 more; branches of 4 updates after each part.
+TRUNK = ("train.epochs=1.5", "train.reset_momentum_at_epochs=[0.5]", "norm.newest_share=1.0")
+COLLAPSE = ("collapse.at_epochs=[0.5, 1.5]", "collapse.epochs=0.5", "collapse.weight_decay=2e-3")
+CHECKPOINTS = "checkpoint.every_updates=2"
+PHASES = ["trunk"] * 5 + ["collapse-1"] * 4 + ["trunk"] * 8 + ["collapse-2"] * 4
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("collapse") / "run"
+    train_on_ranks(2, folder, *TRUNK, *COLLAPSE, CHECKPOINTS)
+    return folder
+
+
+def test_phases_rates_and_accounting(whole: Path) -> None:
+    rows = rows_of(whole)
+    assert [row["phase"] for row in rows] == PHASES
+    assert [row["update"] for row in rows] == list(range(1, 22))
+    assert [row["batch_total"] for row in rows[:17]] == [40] * 16 + [8]
+    assert rows[-1]["samples"] == sum(row["batch_total"] for row in rows) == 488 + 2 * 160
+    epochs = [row["epoch"] for row in rows]
+    assert epochs[4] == pytest.approx(200 / 330)
+    assert epochs[8] == pytest.approx((200 + 160) / 330)  # the branch counts on ...
+    assert epochs[9] == pytest.approx((200 + 40) / 330)  # ... and the trunk goes on from where it was left
+    # From the trunk's rate to 0 with power 2, over the branch's own 0.5 epochs; 40 pictures are a share of 40 / 165.
+    expected = [0.2 * (1 - n * 40 / 165) ** 2 for n in range(4)]
+    assert [row["learning_rate"] for row in rows[5:9]] == pytest.approx(expected)
+    assert {row["learning_rate"] for row in rows[9:17]} == {0.2}
+    assert {row["weight_decay"] for row in rows if row["phase"] == "trunk"} == {5e-4}
+    assert {row["weight_decay"] for row in rows if row["phase"] != "trunk"} == {2e-3}
+
+
+def test_the_summary_names_the_members_and_the_model_is_the_last_one(whole: Path) -> None:
+    summary = json.loads((whole / "summary.json").read_text())
+    rows = rows_of(whole)
+    assert [one["file"] for one in summary["members"]] == [f"members/member-{k}.safetensors" for k in (1, 2)]
+    assert [one["top1"] for one in summary["members"]] == [rows[8]["val_top1"], rows[20]["val_top1"]]
+    assert (summary["top1"], summary["trunk_top1"]) == (rows[20]["val_top1"], rows[16]["val_top1"])
+    assert (summary["updates"], summary["samples"], summary["status"]) == (21, 808, "finished")
+    last = (whole / "members" / "member-2.safetensors").read_bytes()
+    assert (whole / "model.safetensors").read_bytes() == last
+
+
+def test_the_trunk_does_not_notice_its_branches(whole: Path, tmp_path: Path) -> None:
+    train_on_ranks(2, tmp_path / "trunk", *TRUNK, CHECKPOINTS)
+    assert losses_of(tmp_path / "trunk") == [row["loss"] for row in rows_of(whole) if row["phase"] == "trunk"]
+
+
+def test_interrupted_anywhere_it_is_the_same_run(whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    # In the trunk, at a branch's start, inside a branch, at its end, in the trunk again, inside the last branch.
+    for position, limit in enumerate((3, 5, 7, 9, 12, 19, 0)):
+        settings = (*TRUNK, *COLLAPSE, CHECKPOINTS, f"train.max_updates={limit}")
+        train_on_ranks(2, folder, *settings, resume=position > 0)
+    assert losses_of(folder) == losses_of(whole)
+    for name in ("members/member-1.safetensors", "members/member-2.safetensors", "model.safetensors"):
+        assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
+    ours, theirs = (json.loads((run / "summary.json").read_text()) for run in (folder, whole))
+    assert ours["members"] == theirs["members"]
+
+
+@pytest.mark.slow
+def test_members_do_not_depend_on_the_number_of_workers(whole: Path, tmp_path: Path) -> None:
+    train_on_ranks(3, tmp_path / "three", *TRUNK, *COLLAPSE, CHECKPOINTS)
+    assert losses_of(tmp_path / "three") == pytest.approx(losses_of(whole), rel=1e-4)
+    ours, theirs = (load_file(run / "members" / "member-1.safetensors") for run in (tmp_path / "three", whole))
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_the_ensemble_counts_every_picture_once(whole: Path) -> None:
+    found = evaluate_ensemble(whole, None)
+    assert found["num_pictures"] == 103
+    summary = json.loads((whole / "summary.json").read_text())
+    assert [one["top1"] for one in found["members"]] == [one["top1"] for one in summary["members"]]
+    assert found["members"][-1]["top1"] == evaluate_run(whole, None)["top1"]
+    # Jensen: the loss of averaged probabilities is at most the average loss.
+    assert found["ensemble"]["loss"] <= sum(one["loss"] for one in found["members"]) / 2
+    assert 0.0 <= found["weight_average"]["top1"] <= 1.0
+
+
+def test_a_run_without_members_has_no_ensemble(tmp_path: Path) -> None:
+    train_on_ranks(1, tmp_path / "run", "train.max_updates=2")
+    with pytest.raises(CheckpointError, match="has no members"):
+        evaluate_ensemble(tmp_path / "run", None)
