@@ -4,6 +4,8 @@ A study is a file:
 
     title = "..."
     recipe = "demo"                    # of every arm that names none; a file is looked for beside the study file
+    scale = "fashion-mnist"            # fits recipes to a small set, as `train --scale` does; may be a file beside
+    epochs = 30                        # shortens or stretches all schedules, as `train --epochs` does
     seeds = 3                          # 0, 1, 2; an arm may have more or fewer
     baseline = "small batch"           # what arms are compared with
     margin_points = 0.5                # how far apart still counts as equal, in points of the metric
@@ -27,7 +29,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Annotated
@@ -42,6 +44,7 @@ from megabatch.recipes import load_config
 __all__ = ["Arm", "Run", "Study", "from_file", "from_grid", "is_study_file"]
 
 PositiveInt = Annotated[int, Field(ge=1)]
+Epochs = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class _ArmTable(Section):
@@ -50,6 +53,8 @@ class _ArmTable(Section):
     name: Annotated[str, Field(min_length=1)]
     recipe: str = ""
     like: str = ""
+    scale: str = ""
+    epochs: Epochs | None = None
     set: tuple[str, ...] = ()
     seeds: PositiveInt | None = None
     against: str = ""
@@ -63,6 +68,8 @@ class _StudyTable(Section):
 
     title: str
     recipe: str = ""
+    scale: str = ""
+    epochs: Epochs | None = None
     seeds: PositiveInt = 3
     baseline: str = ""
     margin_points: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.5
@@ -85,6 +92,13 @@ class Arm:
     metric: str = "top1"
     group: str = ""
     runs_of: str = ""
+    scale: str | None = None
+    epochs: float | None = None
+
+    def config(self, seed: int) -> Config:
+        """The settings of one of its runs."""
+        changes = [*self.overrides, f"train.seed={seed}"]
+        return load_config(self.recipe, changes, scale=self.scale, epochs=self.epochs)
 
 
 @dataclass(frozen=True)
@@ -111,14 +125,12 @@ class Study:
 
     def runs(self) -> list[Run]:
         """Every run, checked: arms in order, seeds within an arm."""
-        found = []
-        for arm in self.arms:
-            if arm.runs_of != arm.name:
-                continue
-            for seed in range(arm.seeds):
-                config = load_config(arm.recipe, [*arm.overrides, f"train.seed={seed}"])
-                found.append(Run(arm.name, seed, run_key(arm.name, seed), config))
-        return found
+        return [
+            Run(arm.name, seed, run_key(arm.name, seed), arm.config(seed))
+            for arm in self.arms
+            if arm.runs_of == arm.name
+            for seed in range(arm.seeds)
+        ]
 
     def runs_of(self, arm: Arm) -> list[str]:
         """The folders, below the study's, of the runs an arm looks at."""
@@ -155,23 +167,29 @@ def from_file(path: Path, overrides: Sequence[str] = ()) -> Study:
                 raise ConfigError(
                     f"arm '{arm.name}' builds on '{what}', which is no arm before it{nearest(what, by_name)}"
                 )
-        origin = by_name.get(arm.same_runs_as or arm.like)
-        recipe = _beside(path, arm.recipe or (origin.recipe if origin else table.recipe))
-        if not recipe:
-            raise ConfigError(
-                f"arm '{arm.name}' of study '{path}' names no recipe; add recipe = \"...\" to it or on top"
-            )
-        changes = (*(origin.overrides if origin else table.set), *arm.set)
-        runs_of = (origin.runs_of if origin else "") if arm.same_runs_as else arm.name
-        seeds = arm.seeds or (origin.seeds if origin and arm.same_runs_as else table.seeds)
-        by_name[arm.name] = Arm(
-            arm.name, recipe, changes, seeds, arm.against or baseline, arm.metric, arm.group, runs_of
-        )
-    arms = tuple(
-        Arm(a.name, a.recipe, (*a.overrides, *overrides), a.seeds, a.against, a.metric, a.group, a.runs_of)
-        for a in by_name.values()
-    )
+        by_name[arm.name] = _resolved(arm, table, by_name, path, baseline)
+    arms = tuple(replace(arm, overrides=(*arm.overrides, *overrides)) for arm in by_name.values())
     return _checked(Study(table.title, arms, baseline, table.margin_points))
+
+
+def _resolved(arm: _ArmTable, table: _StudyTable, by_name: dict[str, Arm], path: Path, baseline: str) -> Arm:
+    """The arm with what it takes over from the study and from the arm it is like."""
+    origin = by_name.get(arm.same_runs_as or arm.like)
+    recipe = _beside(path, arm.recipe or (origin.recipe if origin else table.recipe))
+    if not recipe:
+        raise ConfigError(f"arm '{arm.name}' of study '{path}' names no recipe; add recipe = \"...\" to it or on top")
+    return Arm(
+        name=arm.name,
+        recipe=recipe,
+        overrides=(*(origin.overrides if origin else table.set), *arm.set),
+        seeds=arm.seeds or (origin.seeds if origin and arm.same_runs_as else table.seeds),
+        against=arm.against or baseline,
+        metric=arm.metric,
+        group=arm.group,
+        runs_of=origin.runs_of if origin and arm.same_runs_as else arm.name,
+        scale=_beside(path, arm.scale or (origin.scale if origin else table.scale) or "") or None,
+        epochs=arm.epochs or (origin.epochs if origin else table.epochs),
+    )
 
 
 def from_grid(recipe: str, vary: Sequence[str], seeds: int, overrides: Sequence[str] = (), baseline: str = "") -> Study:
@@ -198,7 +216,7 @@ def run_key(arm: str, seed: int) -> str:
 
 def slug(name: str) -> str:
     """The name as a folder."""
-    return re.sub(r"[^a-z0-9_.%+-]+", "-", name.lower()).strip("-.") or "arm"
+    return re.sub(r"[^a-z0-9_.+-]+", "-", name.lower()).strip("-.") or "arm"
 
 
 def _checked(study: Study) -> Study:

@@ -106,3 +106,19 @@ def test_files_that_are_refused(study_file: Path, old: str, new: str, complaint:
 def test_a_setting_that_does_not_exist_is_told_before_anything_runs() -> None:
     with pytest.raises(ConfigError, match=r"unknown key 'train\.epoch'"):
         from_grid("demo", ["train.epoch=1,2"], 1).runs()
+
+
+def test_scale_and_epochs_reach_the_settings(study_file: Path, tmp_path: Path) -> None:
+    """As `train --scale FILE --epochs E` does; the file lies beside the study, an arm may have its own."""
+    (tmp_path / "tiny.toml").write_text(
+        'pictures = 1000\n[data]\nsource = "generated"\nimage_size = 8\n[train]\nghost_batch = 32\n'
+    )
+    (tmp_path / "mine.toml").write_text('base = "demo"\n[promise]\npictures = 2000\n[train]\nbatch_total = 640\n')
+    text = study_file.read_text().replace('recipe = "demo"', 'recipe = "mine.toml"\nscale = "tiny.toml"\nepochs = 4')
+    text = text.replace('set = ["train.ghost_batch=32", "train.batch_total=64", "train.label_smoothing=0"]', "")
+    study_file.write_text(text.replace('name = "large 2x"\n', 'name = "large 2x"\nepochs = 16\n'))
+    small, *_, large = from_file(study_file).runs()
+    assert small.config.train.batch_total == 320  # half the pictures, half the batch
+    assert small.config.data.image_size == 8
+    assert [piece.until_epoch for piece in small.config.optimizer.learning_rate] == [0.75, 4.0]  # type: ignore[union-attr]
+    assert large.config.train.epochs == 16
