@@ -126,13 +126,21 @@ def predicted_seconds(
     if network is not None:
         links = nominal_links(network, shape)
         models["cable"] = {
-            name: all_reduce_seconds(phases(plain, shape), shape, links, message_bytes, segment_bytes)
+            name: all_reduce_seconds(
+                phases(plain, shape, message_bytes, separate_links=network.ranks_per_host > 1),
+                shape,
+                links,
+                message_bytes,
+                segment_bytes,
+            )
             for name, plain, segment_bytes in _priced(algorithms)
         }
     if calibration is not None:
         links = calibration.links(shape)
         models["measured"] = {
-            name: all_reduce_seconds(phases(plain, shape), shape, links, message_bytes, segment_bytes)
+            name: all_reduce_seconds(
+                calibration.phases(plain, shape, message_bytes), shape, links, message_bytes, segment_bytes
+            )
             for name, plain, segment_bytes in _priced(algorithms)
         }
         known = {one.algorithm: one.seconds for one in predictions(calibration, shape, message_bytes)}

@@ -62,7 +62,7 @@ def _exchange(
         for run in runs:
             next(run)
         for run in runs:
-            next(run, None)
+            next(run)
     except RuntimeError as error:
         # Links are used in turn: the last one that waited for anybody is the one that failed.
         waiting_for = next((link.waiting_for for link in reversed(links) if link.waiting_for is not None), None)

@@ -14,6 +14,7 @@ which need equal chunks, the message passes through a padded buffer that is kept
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,9 +23,10 @@ import torch
 
 from megabatch.comm.division import Division, divisions
 from megabatch.comm.grid import ProcessGrid, uses_gloo
-from megabatch.comm.lane import Lane, PhaseFailedError
-from megabatch.comm.link import message_tag
-from megabatch.comm.phases import num_lanes, phases
+from megabatch.comm.lane import Lane, Passage, PhaseFailedError, Turn
+from megabatch.comm.link import kept_tag, message_tag
+from megabatch.comm.phases import num_lanes, phases, staggered, torus_form
+from megabatch.comm.price import DEFAULT_SEGMENT_BYTES
 from megabatch.comm.primitives import split
 from megabatch.comm.rollcall import Note, in_words
 from megabatch.comm.worker import Workers
@@ -36,8 +38,11 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULT_SEGMENT_BYTES", "AllReducer", "all_reduce", "make_reducer", "message_text"]
 
-DEFAULT_SEGMENT_BYTES = 256 * 1024
+KEPT_BYTES = 256 * 1024
+"""Shorter messages pass through a kept buffer whose receives are posted before the next call begins."""
 
+_MAX_KEPT = 16
+_WHOLE = 2**62
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -70,9 +75,12 @@ class AllReducer:
         self.average = average
         self.wire_dtype = wire_dtype
         self._segment_bytes = segment_bytes
-        self._lanes: dict[tuple[bool, bool], list[Lane]] = {}
+        self._lanes: dict[tuple[object, ...], list[Lane]] = {}
+        self._kept: dict[tuple[int, torch.dtype], _Kept] = {}
         self._threads: Workers | None = None
+        self._num_threads = 0
         self._staging: torch.Tensor | None = None
+        self._separate_links = grid.separate_links
         self._all_gloo = all(uses_gloo(grid.group(phase.axis)) for phase in self.phases)
 
     @property
@@ -98,41 +106,79 @@ class AllReducer:
         if not flat.numel() or not self.phases:
             return []
         own_primitives = self._all_gloo and flat.device.type == "cpu"
-        message = self._message(flat, own_primitives)
-        lanes = self._lanes_for(message.dtype in _HALVES, own_primitives)
+        kept = self._kept_for(flat, call, task) if own_primitives else None
+        message = kept.message if kept else self._message(flat, own_primitives)
+        lanes = kept.lanes if kept else self._lanes_for(message, own_primitives)
         if message is not flat:
             _fill(message, flat, lanes)
-        jobs = [
-            partial(self._run_lane, lane, part, call, task, flat, divide_first=message is flat)
-            for lane, part in zip(lanes, split(message, len(lanes)), strict=True)
-        ]
-        seconds = self._run_together(jobs) if own_primitives else [mark for job in jobs for mark in job()]
+        jobs: list[Callable[[], list[tuple[str, float]]]] = []
+        if kept:
+            jobs += [partial(passage.run, divide_first=False) for passage in kept.passages]
+        else:
+            tag = message_tag(call, self._kind(flat, message.dtype))
+            turn: Turn | None = None
+            for lane, part in zip(lanes, split(message, len(lanes)), strict=True):
+                turn = Turn(turn) if lane.segment_bytes == _WHOLE else None
+                jobs.append(partial(lane.run, part, tag, divide_first=message is flat, turn=turn))
+        told = [partial(self._explained, job, call, task, flat) for job in jobs]
+        seconds = self._run_together(told) if own_primitives else [mark for job in told for mark in job()]
         if message is not flat:
             flat.copy_(message[: flat.numel()])
+        if kept:
+            self._post_ahead(kept)
         return seconds
 
-    def _run_lane(
-        self,
-        lane: Lane,
-        part: torch.Tensor,
-        call: int,
-        task: str,
-        tensor: torch.Tensor,
-        *,
-        divide_first: bool,
+    def _explained(
+        self, job: Callable[[], list[tuple[str, float]]], call: int, task: str, tensor: torch.Tensor
     ) -> list[tuple[str, float]]:
-        tag = message_tag(call, f"{tensor.numel()} {part.dtype} {self.algorithm}")
+        """Run a job; when it breaks, give the grid up and say who is missing."""
         try:
-            return lane.run(part, tag, divide_first=divide_first)
+            return job()
         except PhaseFailedError as error:
             cause = in_words(error.cause, error.peer, self.grid.timeout_seconds)
             note = Note(self.grid.rank, task, error.phase, call, message_text(tensor), error.peer, cause)
             raise self.grid.fail(note) from error
 
+    def _kind(self, flat: torch.Tensor, dtype: torch.dtype) -> str:
+        return f"{flat.numel()} {dtype} {self.algorithm}"
+
+    def _kept_for(self, flat: torch.Tensor, call: int, task: str) -> _Kept | None:
+        """The kept passage for messages like this, made on their first call; None for those that are not kept.
+
+        All ranks make and use them in the same order of calls, so they decide alike.
+        """
+        dtype = self.wire_dtype or flat.dtype
+        key = (flat.numel(), dtype)
+        if key in self._kept:
+            return self._kept[key]
+        if flat.numel() * dtype.itemsize > KEPT_BYTES or len(self._kept) >= _MAX_KEPT or self.algorithm == "backend":
+            return None
+        tag = kept_tag(call, self._kind(flat, dtype))
+        taken = self.grid.kept.setdefault("kept tags", set())
+        if tag in taken:  # by one that may still have receives posted
+            return None
+        taken.add(tag)
+        message = torch.empty(flat.numel(), dtype=dtype)
+        lanes = self._new_lanes(message, True)
+        parts = zip(lanes, split(message, len(lanes)), strict=True)
+        kept = self._kept[key] = _Kept(key, message, lanes, [Passage(lane, part, tag) for lane, part in parts])
+        self._explained(kept.post, call, task, flat)
+        return kept
+
+    def _post_ahead(self, kept: _Kept) -> None:
+        """Post the receives of the next call. A peer that is gone is the next call's trouble, if there is one."""
+        try:
+            kept.post()
+        except PhaseFailedError:
+            del self._kept[kept.key]
+
     def _run_together(self, jobs: Sequence[Callable[[], list[tuple[str, float]]]]) -> list[tuple[str, float]]:
         """Run the first lane here, the others beside it; one that fails hangs up and frees the rest."""
-        if len(jobs) > 1 and self._threads is None:
-            self._threads = Workers("megabatch-lane", len(jobs) - 1)
+        if self._num_threads < len(jobs) - 1:
+            if self._threads is not None:
+                self._threads.stop(0)
+            self._num_threads = len(jobs) - 1
+            self._threads = Workers("megabatch-lane", self._num_threads)
         others = [self._threads.submit(job) for job in jobs[1:]] if self._threads else []
         seconds = jobs[0]()
         for other in others:
@@ -153,27 +199,51 @@ class AllReducer:
             kept = self._staging = torch.empty(numel, dtype=dtype, device=flat.device)
         return kept[:numel]
 
-    def _lanes_for(self, half_precision: bool, own_primitives: bool) -> list[Lane]:
-        key = (half_precision, own_primitives)
+    def _lanes_for(self, message: torch.Tensor, own_primitives: bool) -> list[Lane]:
+        form = torus_form(message.nbytes, separate_links=self._separate_links) if own_primitives else ()
+        key = (message.dtype in _HALVES, own_primitives, form)
         if key not in self._lanes:
-            divided = [Division()] * len(self.phases)
-            if self.average:
-                divided = list(divisions(self.phases, half_precision=half_precision))
-            lanes: list[Lane] = []
-            for number in range(num_lanes(self.phases)):
-                chosen = [index for index, phase in enumerate(self.phases) if phase.lane == number]
-                lanes.append(
-                    Lane(
-                        self.grid,
-                        [self.phases[index] for index in chosen],
-                        [divided[index] for index in chosen],
-                        first_action=lanes[-1].end_action if lanes else 0,
-                        segment_bytes=self._segment_bytes,
-                        own_primitives=own_primitives,
-                    )
-                )
-            self._lanes[key] = lanes
+            self._lanes[key] = self._new_lanes(message, own_primitives)
         return self._lanes[key]
+
+    def _new_lanes(self, message: torch.Tensor, own_primitives: bool) -> list[Lane]:
+        phase_list = self.phases
+        if own_primitives:
+            phase_list = phases(self.algorithm, self.grid.shape, message.nbytes, separate_links=self._separate_links)
+        # Staggered lanes fill each other's gaps; smaller pieces would only be more messages.
+        segment_bytes = _WHOLE if staggered(phase_list) else self._segment_bytes
+        divided = [Division()] * len(phase_list)
+        if self.average:
+            divided = list(divisions(phase_list, half_precision=message.dtype in _HALVES))
+        lanes: list[Lane] = []
+        for number in range(num_lanes(phase_list)):
+            chosen = [index for index, phase in enumerate(phase_list) if phase.lane == number]
+            lanes.append(
+                Lane(
+                    self.grid,
+                    [phase_list[index] for index in chosen],
+                    [divided[index] for index in chosen],
+                    first_action=lanes[-1].end_action if lanes else 0,
+                    segment_bytes=segment_bytes,
+                    own_primitives=own_primitives,
+                )
+            )
+        return lanes
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Messages of one length and type: the buffer they pass through, and their way through each lane."""
+
+    key: tuple[int, torch.dtype]
+    message: torch.Tensor
+    lanes: list[Lane]
+    passages: list[Passage]
+
+    def post(self) -> list[tuple[str, float]]:
+        for passage in self.passages:
+            passage.post()
+        return []
 
 
 def all_reduce(

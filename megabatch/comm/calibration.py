@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from megabatch.comm.phases import ALGORITHMS
+from megabatch.comm.phases import ALGORITHMS, Phase, phases
 from megabatch.comm.price import LinkCost
 from megabatch.comm.shape import GridShape, parse_grid
 from megabatch.errors import ConfigError, MegabatchError
@@ -87,6 +87,13 @@ class Calibration:
     def shape(self) -> GridShape:
         """The grid that was measured."""
         return parse_grid(self.grid, [axis.name for axis in self.axes])
+
+    def phases(self, algorithm: str, shape: GridShape, message_bytes: float) -> tuple[Phase, ...]:
+        """The phases of an algorithm as they run here for such a message."""
+        if self.backend != "gloo":
+            return phases(algorithm, shape)
+        rows_in_hosts = self.num_hosts > 1 and shape.num_ranks // self.num_hosts % shape.sizes[-1] == 0
+        return phases(algorithm, shape, message_bytes, separate_links=rows_in_hosts)
 
     def links(self, shape: GridShape) -> tuple[LinkCost, ...]:
         """Link costs for the axes of `shape`, which must be the measured grid unless all its links are alike.

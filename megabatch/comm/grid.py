@@ -115,6 +115,12 @@ class ProcessGrid:
         """Ranks in the whole grid."""
         return self.shape.num_ranks
 
+    @property
+    def separate_links(self) -> bool:
+        """Whether rows stay inside hosts and columns leave them; False where hosts are not known."""
+        rows = zip(*[iter(self.hosts)] * self.shape.sizes[-1], strict=True)
+        return len(set(self.hosts)) > 1 and all(len(set(row)) == 1 for row in rows)
+
     def axis_size(self, axis: int) -> int:
         """Ranks along an axis; of the whole grid for `WORLD`."""
         return self.world_size if axis == WORLD else self.shape.sizes[axis]

@@ -17,7 +17,6 @@ all ranks.
 """
 
 # No `from __future__ import annotations` here: DDP checks that a hook's annotations are classes, not strings.
-import queue
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -87,9 +86,10 @@ class GradientHook:
         # The backend matches collectives by the order in which a rank issues them: one thread keeps it.
         self._count = 1 if "backend" in first.algorithms else buckets_in_flight
         self.explanation = first.explanation if isinstance(first, AutoReducer) else []
-        self._idle: queue.SimpleQueue[AllReducer | AutoReducer] = queue.SimpleQueue()
-        for index in range(self._count):
-            self._idle.put(first if index == 0 else make_reducer(grid, algorithm, average=True, **options))
+        others = [make_reducer(grid, algorithm, average=True, **options) for _ in range(self._count - 1)]
+        self._reducers: list[AllReducer | AutoReducer] = [first, *others]
+        self._done: list[threading.Event | None] = [None] * self._count
+        self._num_buckets = 0
         self._workers: Workers | None = None
         self._stream: Any = None
         self._checked: set[str] = set()
@@ -108,23 +108,30 @@ class GradientHook:
         kind = f"{index} {message_text(buffer)} {self.algorithm} {last}"
         is_new = kind not in self._checked
         self._checked.add(kind)
+        # Buckets take the reducers in turn, so that each sees the same messages in the same order on every rank, as
+        # its kept receives need. A bucket waits for an older one alone, which ends in bounded time.
+        turn = self._num_buckets % self._count
+        self._num_buckets += 1
+        done = threading.Event()
+        before, self._done[turn] = self._done[turn], done
 
         def work() -> None:
             task = f"bucket {index}"
-            if is_new:
-                check_agreement(
-                    self.grid,
-                    call=call,
-                    task=task,
-                    message=message_text(buffer),
-                    digest_of=kind,
-                    device=buffer.device,
-                )
-            reducer = self._idle.get()
             try:
-                self._add_seconds(reducer.run(buffer, task=task, call=call))
+                if is_new:
+                    check_agreement(
+                        self.grid,
+                        call=call,
+                        task=task,
+                        message=message_text(buffer),
+                        digest_of=kind,
+                        device=buffer.device,
+                    )
+                if before is not None:
+                    before.wait()
+                self._add_seconds(self._reducers[turn].run(buffer, task=task, call=call))
             finally:
-                self._idle.put(reducer)
+                done.set()
 
         if buffer.device.type == "cpu":
             return self._in_thread(work, buffer)

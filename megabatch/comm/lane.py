@@ -7,6 +7,7 @@ widens again. So the parts of a torus nest like brackets, and one stack tells wh
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -17,11 +18,11 @@ import torch
 from megabatch.comm.division import Division
 from megabatch.comm.grid import ProcessGrid
 from megabatch.comm.library import LIBRARY, LibraryLink
-from megabatch.comm.link import MAX_ACTIONS, Link, Scratch
+from megabatch.comm.link import ACTION_SHIFT, MAX_ACTIONS, Link, Scratch
 from megabatch.comm.phases import Phase
 from megabatch.comm.primitives import PRIMITIVES, own_chunk
 
-__all__ = ["Lane", "PhaseFailedError"]
+__all__ = ["Lane", "Passage", "PhaseFailedError", "Turn"]
 
 
 class PhaseFailedError(Exception):
@@ -63,23 +64,23 @@ class Lane:
         segment_bytes: int,
         own_primitives: bool,
     ) -> None:
-        self._scratch = Scratch()
-        self._segment_bytes = segment_bytes
+        self.scratch = Scratch()
+        self.segment_bytes = segment_bytes
         self._links: dict[tuple[int, bool], Link | LibraryLink] = {}
-        self._actions: list[_Action] = []
+        self.actions: list[_Action] = []
         number = first_action
         for phase, division in zip(phase_list, division_list, strict=True):
             own = own_primitives and phase.pattern != "backend"
             operations = _operations(phase, own=own)
             if not phase.leaders or _is_leader(grid, phase.axis):
                 for index, operation in enumerate(operations):
-                    self._actions.append(
+                    self.actions.append(
                         _Action(
                             name=phase.name(grid.shape.names),
                             operation=operation,
                             primitive=PRIMITIVES[operation, phase.pattern] if own else LIBRARY[operation],
                             link=self._link(grid, phase.axis, own=own),
-                            tag_offset=(number + index) << 16,
+                            tag_offset=(number + index) << ACTION_SHIFT,
                             before=division.before if index == 0 else 1,
                             # An all-reduce in two halves divides between them, where each rank owns one chunk.
                             after=division.after if index == 0 else 1,
@@ -92,54 +93,20 @@ class Lane:
     @property
     def first_divisor(self) -> float:
         """What the division before the first phase divides by."""
-        return self._actions[0].before if self._actions else 1
+        return self.actions[0].before if self.actions else 1
 
-    def run(self, message: torch.Tensor, tag: int, *, divide_first: bool = True) -> list[tuple[str, float]]:
-        """Reduce `message` in place; return (phase, seconds) for each phase this rank took part in.
+    def run(
+        self, message: torch.Tensor, tag: int, *, divide_first: bool = True, turn: Turn | None = None
+    ) -> list[tuple[str, float]]:
+        """Post and run once: `Passage.run` says what it returns and raises."""
+        passage = Passage(self, message, tag)
+        passage.post()
+        return passage.run(divide_first=divide_first, turn=turn)
 
-        divide_first: whether the division before the first phase is still to be done.
-
-        Raises:
-            PhaseFailedError: a peer hung up or did not answer in time.
-        """
-        self._scratch.reset(message.dtype)
-        marks = [("", time.perf_counter())]
-        current: _Action | None = None
-        try:
-            for index, (action, run, part, result) in enumerate(self._post(message, tag)):
-                current = action
-                if action.before != 1 and (index > 0 or divide_first):
-                    part.div_(action.before)
-                next(run, None)
-                if action.after != 1:
-                    result.div_(action.after)
-                marks.append((action.name, time.perf_counter()))
-            for link in self._links.values():
-                link.flush()
-        except RuntimeError as error:
-            failed = current or self._actions[0]
-            raise PhaseFailedError(failed.name, failed.link.waiting_for, error) from error
-        return _seconds_by_phase(marks)
-
-    def _post(
-        self, message: torch.Tensor, tag: int
-    ) -> list[tuple[_Action, Generator[None, None, None], torch.Tensor, torch.Tensor]]:
-        """Start every primitive up to its `yield`; return each with the parts it works on and leaves."""
-        started = []
-        part = message
-        outer: list[torch.Tensor] = []
-        for action in self._actions:
-            if action.operation == "all_gather":
-                part = outer.pop()
-            run = action.primitive(action.link, part, tag + action.tag_offset, self._scratch, self._segment_bytes)
-            next(run)
-            result = part
-            if action.operation == "reduce_scatter":
-                result = own_chunk(part, action.link.size, action.link.position)
-                outer.append(part)
-            started.append((action, run, part, result))
-            part = result
-        return started
+    def flush(self) -> None:
+        """Block until everything sent has left this rank."""
+        for link in self._links.values():
+            link.flush()
 
     def _link(self, grid: ProcessGrid, axis: int, *, own: bool) -> Link | LibraryLink:
         key = (axis, own)
@@ -148,6 +115,86 @@ class Lane:
             ranks, position = grid.axis_ranks(axis), grid.axis_position(axis)
             self._links[key] = make(grid.group(axis), ranks, position, grid.timeout_seconds)
         return self._links[key]
+
+
+class Turn:
+    """Lets lanes cross their first axis one after another: side by side they would share it, all reach the second
+    axis late and together, and overlap nothing. A lane waits for older ones alone, so never in a circle."""
+
+    __slots__ = ("before", "over")
+
+    def __init__(self, previous: Turn | None) -> None:
+        self.before: threading.Event | None = None if previous is None else previous.over
+        self.over: threading.Event = threading.Event()
+
+
+class Passage:
+    """The way of one message through a lane; may be gone again and again with new content. One at a time per lane.
+
+    Posting can be done long before running: nothing arrives in `message` before this rank has sent from it.
+    """
+
+    def __init__(self, lane: Lane, message: torch.Tensor, tag: int) -> None:
+        lane.scratch.reset(message.dtype)
+        self._lane = lane
+        self._steps: list[tuple[_Action, Generator[None, None, None], torch.Tensor, torch.Tensor]] = []
+        part = message
+        outer: list[torch.Tensor] = []
+        for action in lane.actions:
+            if action.operation == "all_gather":
+                part = outer.pop()
+            run = action.primitive(action.link, part, tag + action.tag_offset, lane.scratch, lane.segment_bytes)
+            result = part
+            if action.operation == "reduce_scatter":
+                result = own_chunk(part, action.link.size, action.link.position)
+                outer.append(part)
+            self._steps.append((action, run, part, result))
+            part = result
+
+    def post(self) -> None:
+        """Post the receives of every primitive.
+
+        Raises:
+            PhaseFailedError: the connections are closed already.
+        """
+        for action, run, _, _ in self._steps:
+            try:
+                next(run)
+            except RuntimeError as error:
+                raise PhaseFailedError(action.name, action.link.waiting_for, error) from error
+
+    def run(self, *, divide_first: bool = True, turn: Turn | None = None) -> list[tuple[str, float]]:
+        """Reduce the message in place; return (phase, seconds) for each phase this rank took part in.
+
+        divide_first: whether the division before the first phase is still to be done. turn: where this lane stands
+        among those that begin on the same axis.
+
+        Raises:
+            PhaseFailedError: a peer hung up or did not answer in time.
+        """
+        if turn is not None and turn.before is not None:
+            turn.before.wait()
+        marks = [("", time.perf_counter())]
+        current = self._lane.actions[0] if self._steps else None
+        try:
+            for index, (action, run, part, result) in enumerate(self._steps):
+                current = action
+                if action.before != 1 and (index > 0 or divide_first):
+                    part.div_(action.before)
+                next(run)
+                if action.after != 1:
+                    result.div_(action.after)
+                marks.append((action.name, time.perf_counter()))
+                if turn is not None:
+                    turn.over.set()
+            self._lane.flush()
+        except RuntimeError as error:
+            assert current is not None
+            raise PhaseFailedError(current.name, current.link.waiting_for, error) from error
+        finally:
+            if turn is not None:
+                turn.over.set()
+        return _seconds_by_phase(marks)
 
 
 def _operations(phase: Phase, *, own: bool) -> tuple[str, ...]:

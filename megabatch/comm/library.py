@@ -59,8 +59,10 @@ def _primitive(
     issue: Callable[[LibraryLink, torch.Tensor], Any],
 ) -> Callable[..., Generator[None, None, None]]:
     def run(link: LibraryLink, part: torch.Tensor, *_: object) -> Generator[None, None, None]:
-        yield
-        _finish(issue(link, part), part, link)
+        while True:
+            yield
+            _finish(issue(link, part), part, link)
+            yield
 
     return run
 

@@ -19,14 +19,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["MAX_ACTIONS", "Link", "Scratch", "hang_up", "message_tag"]
+__all__ = ["ACTION_SHIFT", "MAX_ACTIONS", "Link", "Scratch", "hang_up", "kept_tag", "message_tag"]
 
 MAX_ACTIONS = 63
 """Primitives in one call: their number has six bits of the tag, and the last value is for `hang_up`."""
 
+ACTION_SHIFT = 15
+"""Where the number of the primitive stands in a tag."""
+
 _CPU = torch.device("cpu")
 _ALIGNMENT_BYTES = 64
 _CALLS_IN_FLIGHT = 512  # nine bits of the tag; calls further apart may share tags, and never overlap
+_KEPT = 1 << 30
 _NOBODY_SENDS = 2**31 - 1
 
 
@@ -98,13 +102,21 @@ class Scratch:
 
 
 def message_tag(call: int, message: str, action: int = 0) -> int:
-    """Tag of one primitive of a call: nine bits of the call, six of the action, sixteen of what is reduced.
+    """Tag of one primitive of a call: nine bits of the call, six of the action, fifteen of what is reduced.
 
     Ranks that disagree about the message then wait in vain, and say so in bounded time, where Gloo would end
     the process for a message longer than the receive posted for it.
     """
     assert 0 <= action < MAX_ACTIONS
-    return (call % _CALLS_IN_FLIGHT) << 22 | action << 16 | zlib.crc32(message.encode()) & 0xFFFF
+    return (call % _CALLS_IN_FLIGHT) << 21 | action << ACTION_SHIFT | zlib.crc32(message.encode()) & 0x7FFF
+
+
+def kept_tag(first_call: int, message: str) -> int:
+    """Tag of the first primitive of a passage that is used again and again, beginning with `first_call`.
+
+    One tag serves all its rounds: messages of one (sender, tag) match in order, and rounds follow one another.
+    """
+    return _KEPT | message_tag(first_call, message)
 
 
 def hang_up(group: dist.ProcessGroup) -> None:

@@ -11,8 +11,12 @@ column, all-gather along the row. Worked example, grid 2x2, 8 elements, each ran
 
 Beyond the paper: any number of axes (the middle phase is again a torus), a two-way torus whose halves cross
 the axes in opposite order at the same time, and `direct` / `exchange`, which reach every peer of an axis in a
-single hop. Steps count *dependent* messages, so 2(X-1) + 2(Y-1) for the torus; the paper quotes 2(X-1),
-leaving out the column.
+single hop. The torus itself takes the form that suits the message (`torus_form`): short ones go in one hop per
+phase, as many messages and bytes as round a ring but fewer that wait for one another; long ones, where rows and
+columns are different links, in several parts, so that one crosses the columns while the next crosses the rows.
+
+Steps count *dependent* messages, so 2(X-1) + 2(Y-1) for the torus; the paper quotes 2(X-1), leaving out the
+column.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from megabatch.errors import ConfigError, nearest
 
 __all__ = [
     "ALGORITHMS",
+    "SHORT_MESSAGE_BYTES",
     "WORLD",
     "Operation",
     "Pattern",
@@ -37,6 +42,8 @@ __all__ = [
     "num_lanes",
     "num_steps",
     "phases",
+    "staggered",
+    "torus_form",
     "torus_phases",
 ]
 
@@ -50,6 +57,12 @@ along a line without return, or as the backend's own all-reduce sees fit (priced
 
 WORLD = -1
 """Axis of a phase that runs over all ranks at once, ignoring the grid."""
+
+SHORT_MESSAGE_BYTES = 256 * 1024
+"""Up to here latency and the cost of a message count, not bytes."""
+
+_LANE_BYTES = 4 * 2**20
+_MAX_TORUS_LANES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +146,40 @@ class Phase:
         return sum((step.count * step.peers * step.share for step in self.steps()), Fraction(0))
 
 
-def phases(algorithm: str, shape: GridShape | Sequence[int]) -> tuple[Phase, ...]:
-    """The phases of an algorithm on a grid; axes of one rank need none, so a lone rank gets none at all."""
+def phases(
+    algorithm: str,
+    shape: GridShape | Sequence[int],
+    message_bytes: float | None = None,
+    *,
+    separate_links: bool = False,
+) -> tuple[Phase, ...]:
+    """The phases of an algorithm on a grid; axes of one rank need none, so a lone rank gets none at all.
+
+    With `message_bytes`, as our own primitives run it for such a message; without, as the paper has it.
+    separate_links: rows stay inside hosts, so that rows and columns can be busy at the same time.
+    """
     if algorithm not in ALGORITHMS:
         known = ", ".join(ALGORITHMS)
         hint = nearest(algorithm, ALGORITHMS)
         raise ConfigError(f"all-reduce algorithm '{algorithm}' is unknown; choose one of {known}{hint}")
     grid = shape if isinstance(shape, GridShape) else GridShape(tuple(shape))
-    return () if grid.num_ranks == 1 else ALGORITHMS[algorithm](grid)
+    if grid.num_ranks == 1:
+        return ()
+    if algorithm == "torus" and message_bytes is not None:
+        axes = _fast_axes_first(grid)
+        pattern, lanes = torus_form(message_bytes, separate_links=separate_links and len(axes) > 1)
+        parts = [
+            torus_phases(grid, axes, pattern=pattern, share=Fraction(1, lanes), lane=lane) for lane in range(lanes)
+        ]
+        return tuple(phase for part in parts for phase in part)
+    return ALGORITHMS[algorithm](grid)
+
+
+def torus_form(message_bytes: float, *, separate_links: bool) -> tuple[Pattern, int]:
+    """(pattern, lanes) of the torus for a message: one hop per phase, rings, or rings for several parts at once."""
+    if message_bytes <= SHORT_MESSAGE_BYTES:
+        return "direct", 1
+    return "ring", max(1, min(int(message_bytes // _LANE_BYTES), _MAX_TORUS_LANES)) if separate_links else 1
 
 
 def torus_phases(
@@ -166,6 +205,12 @@ def torus_phases(
 def num_lanes(phase_list: Sequence[Phase]) -> int:
     """How many parts of the message travel at the same time, one per lane; parts are equal."""
     return max((phase.lane for phase in phase_list), default=0) + 1
+
+
+def staggered(phase_list: Sequence[Phase]) -> bool:
+    """Whether several lanes begin on the same axis: then they cross it one after another."""
+    firsts = {phase.lane: phase.axis for phase in reversed(phase_list)}
+    return len(firsts) > 1 and len(set(firsts.values())) == 1
 
 
 def num_steps(phase_list: Sequence[Phase]) -> int:

@@ -17,7 +17,8 @@ B to a rank that sends alone: a leader, or the one rank of a host whose right ne
 another host. Ranks do not step in unison, so a flat ring of unequal links pays the *mean* latency of its hops, but the
 bytes of its slowest link; of halving-doubling each step uses the axis that its distance spans.
 
-Lanes run side by side: the longest decides, unless one axis needs longer for the bytes of all lanes. Not modelled: the
+Lanes run side by side: the longest decides, unless one axis needs longer for the bytes of all lanes. Staggered lanes
+form a pipeline: the time of one lane, and for every further one that of its bytes on the busiest axis. Not modelled: the
 adding up (rates measured on whole collectives contain it), rounding of uneven chunks, and start skew, which merely
 adds. "backend" is priced as our ring; measure it instead where possible.
 """
@@ -28,15 +29,23 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megabatch.comm.phases import WORLD, Phase, Step, num_lanes
+from megabatch.comm.phases import WORLD, Phase, Step, num_lanes, staggered
 from megabatch.comm.shape import GridShape
 from megabatch.errors import ConfigError
 
-__all__ = ["DEFAULT_SEGMENT_BYTES", "MAX_SEGMENTS", "LinkCost", "all_reduce_seconds", "phase_seconds"]
+__all__ = [
+    "CHAIN_SEGMENTS",
+    "DEFAULT_SEGMENT_BYTES",
+    "RING_SEGMENTS",
+    "LinkCost",
+    "all_reduce_seconds",
+    "phase_seconds",
+]
 
 DEFAULT_SEGMENT_BYTES = 256 * 1024
-MAX_SEGMENTS = 16
-"""Both as in `allreduce` and `primitives`, which import torch; a test holds them together."""
+RING_SEGMENTS = 2
+CHAIN_SEGMENTS = 16
+"""The most pieces in which a chunk travels: see `primitives`, which cuts them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +94,8 @@ def all_reduce_seconds(
     segment_bytes: int = DEFAULT_SEGMENT_BYTES,
 ) -> float:
     """Seconds of the whole phase list; `links[axis]` is the cost of that axis of `shape`."""
+    if staggered(phase_list):
+        return _pipeline_seconds(phase_list, shape, links, message_bytes)
     lanes = [0.0] * num_lanes(phase_list)
     busy = [0.0] * len(shape.sizes)
     for phase in phase_list:
@@ -93,6 +104,20 @@ def all_reduce_seconds(
             rate = links[phase.axis].rate(alone=phase.leaders)
             busy[phase.axis] += float(phase.sent_share()) * message_bytes / rate
     return max(*lanes, *busy) if len(lanes) > 1 else lanes[0]
+
+
+def _pipeline_seconds(
+    phase_list: Sequence[Phase], shape: GridShape, links: Sequence[LinkCost], message_bytes: float
+) -> float:
+    """Equal lanes that cross the axes one behind the other, their chunks whole."""
+    one_lane = 0.0
+    busy = [0.0] * len(shape.sizes)
+    for phase in phase_list:
+        if phase.lane == 0:
+            one_lane += phase_seconds(phase, shape, links, message_bytes, 2**62)
+            rate = links[phase.axis].rate(alone=phase.leaders)
+            busy[phase.axis] += float(phase.sent_share()) * message_bytes / rate
+    return one_lane + (num_lanes(phase_list) - 1) * max(busy)
 
 
 def phase_seconds(
@@ -117,7 +142,7 @@ def phase_seconds(
 
 def _ring_seconds(hops: Sequence[_Hop], step: Step, message_bytes: float, segment_bytes: int) -> float:
     chunk = float(step.share) * message_bytes
-    count = _num_segments(chunk, segment_bytes)
+    count = _num_segments(chunk, segment_bytes, RING_SEGMENTS)
     move = sum(hop.weight * (hop.latency + chunk / count / hop.rate) for hop in hops)
     stay = max(count * hop.overhead + chunk / hop.rate for hop in hops)
     last = max(hop.latency + chunk / hop.rate for hop in hops)
@@ -126,7 +151,7 @@ def _ring_seconds(hops: Sequence[_Hop], step: Step, message_bytes: float, segmen
 
 def _chain_seconds(hops: Sequence[_Hop], step: Step, message_bytes: float, segment_bytes: int) -> float:
     chunk = float(step.share) * message_bytes
-    count = _num_segments(chunk, segment_bytes)
+    count = _num_segments(chunk, segment_bytes, CHAIN_SEGMENTS)
     move = sum(hop.weight * (hop.latency + chunk / count / hop.rate) for hop in hops)
     stay = max(hop.overhead + chunk / count / hop.rate for hop in hops)
     return step.count * move + (count - 1) * stay
@@ -168,6 +193,6 @@ def _spanned_axis(shape: GridShape, distance: int) -> int:
     return len(shape.sizes) - 1
 
 
-def _num_segments(chunk_bytes: float, segment_bytes: int) -> int:
+def _num_segments(chunk_bytes: float, segment_bytes: int, most: int) -> int:
     """As `primitives` cuts them."""
-    return max(1, min(int(chunk_bytes // segment_bytes), MAX_SEGMENTS))
+    return max(1, min(int(chunk_bytes // segment_bytes), most))

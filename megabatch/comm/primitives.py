@@ -5,9 +5,10 @@ Why own ones: Gloo's reduce-scatter is an all-reduce inside (twice the bytes), a
 receive is not yet posted costs a round trip instead of one way, because sender and receiver first agree that
 both are ready.
 
-Each primitive is a generator of two halves. Up to its `yield` it posts all its receives; after it, it runs.
-The caller starts every primitive of an all-reduce before it runs the first, so that all but the first message
-go one way.
+Each primitive is a generator that goes round for ever: it posts all its receives and yields, then runs once
+and yields. The caller posts every primitive of an all-reduce before it runs the first, so that all but the
+first message go one way; and it may post the next round as soon as one is over, so that even the first does.
+What can be worked out once - which views, which buffers - is worked out before the first round.
 
 A part arrives in place only when its sender must have seen this rank's copy before - the sum contains it -
 hence no receive posted early can overwrite data that still has to be sent.
@@ -21,20 +22,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
 
 import torch
 
 from megabatch.comm.link import Link, Scratch
 from megabatch.comm.phases import halving_core
+from megabatch.comm.price import CHAIN_SEGMENTS, RING_SEGMENTS
 
 __all__ = ["PRIMITIVES", "Primitive", "exchange_maximum", "own_chunk", "split"]
 
 Run = Generator[None, None, None]
 Primitive = Callable[[Link, torch.Tensor, int, Scratch, int], Run]
-"""(link, part of the message, tag, scratch, segment bytes) -> generator: posts, yields once, runs."""
-
-_MAX_SEGMENTS = 16
+"""(link, part of the message, tag, scratch, segment bytes) -> generator: posts, yields, runs, yields, posts, ..."""
 
 
 def split(part: torch.Tensor, pieces: int) -> list[torch.Tensor]:
@@ -54,19 +53,23 @@ def ring_reduce_scatter(link: Link, part: torch.Tensor, tag: int, scratch: Scrat
     size, me = link.size, link.position
     left, right = (me - 1) % size, (me + 1) % size
     chunks = split(part, size)
-    arriving = []
-    for step in range(1, size):
-        for own in _segments(chunks[(me - 1 - step) % size], segment_bytes):
-            buffer = scratch.take(own.numel())
-            arriving.append((own, buffer, link.receive(buffer, left, tag), step < size - 1))
-    yield
-    for own in _segments(chunks[left], segment_bytes):
-        link.send(own, right, tag)
-    for own, buffer, handle, goes_on in arriving:
-        link.wait(handle, left)
-        own.add_(buffer)
-        if goes_on:
+    first = _segments(chunks[left], segment_bytes)
+    arriving = [
+        (own, scratch.take(own.numel()), step < size - 1)
+        for step in range(1, size)
+        for own in _segments(chunks[(me - 1 - step) % size], segment_bytes)
+    ]
+    while True:
+        handles = [link.receive(buffer, left, tag) for _, buffer, _ in arriving]
+        yield
+        for own in first:
             link.send(own, right, tag)
+        for (own, buffer, goes_on), handle in zip(arriving, handles, strict=True):
+            link.wait(handle, left)
+            own.add_(buffer)
+            if goes_on:
+                link.send(own, right, tag)
+        yield
 
 
 def ring_all_gather(link: Link, part: torch.Tensor, tag: int, scratch: Scratch, segment_bytes: int) -> Run:
@@ -74,17 +77,22 @@ def ring_all_gather(link: Link, part: torch.Tensor, tag: int, scratch: Scratch, 
     size, me = link.size, link.position
     left, right = (me - 1) % size, (me + 1) % size
     chunks = split(part, size)
-    arriving: list[tuple[torch.Tensor, Any, bool]] = []
-    for step in range(1, size):
-        coming = _segments(chunks[(me - step) % size], segment_bytes)
-        arriving += [(other, link.receive(other, left, tag), step < size - 1) for other in coming]
-    yield
-    for own in _segments(chunks[me], segment_bytes):
-        link.send(own, right, tag)
-    for other, handle, goes_on in arriving:
-        link.wait(handle, left)
-        if goes_on:
-            link.send(other, right, tag)
+    first = _segments(chunks[me], segment_bytes)
+    arriving = [
+        (other, step < size - 1)
+        for step in range(1, size)
+        for other in _segments(chunks[(me - step) % size], segment_bytes)
+    ]
+    while True:
+        handles = [link.receive(other, left, tag) for other, _ in arriving]
+        yield
+        for own in first:
+            link.send(own, right, tag)
+        for (other, goes_on), handle in zip(arriving, handles, strict=True):
+            link.wait(handle, left)
+            if goes_on:
+                link.send(other, right, tag)
+        yield
 
 
 def direct_reduce_scatter(link: Link, part: torch.Tensor, tag: int, scratch: Scratch, segment_bytes: int) -> Run:
@@ -92,24 +100,30 @@ def direct_reduce_scatter(link: Link, part: torch.Tensor, tag: int, scratch: Scr
     me = link.position
     chunks = split(part, link.size)
     buffers = {other: scratch.take(chunks[me].numel()) for other in _others(link)}
-    handles = {other: link.receive(buffer, other, tag) for other, buffer in buffers.items()}
-    yield
-    for other in _others(link):
-        link.send(chunks[other], other, tag)
-    for other, handle in handles.items():
-        link.wait(handle, other)
-    _sum_in_order(chunks[me], [buffers.get(position, chunks[me]) for position in range(link.size)])
+    terms = [buffers.get(position, chunks[me]) for position in range(link.size)]
+    while True:
+        handles = [(other, link.receive(buffer, other, tag)) for other, buffer in buffers.items()]
+        yield
+        for other in buffers:
+            link.send(chunks[other], other, tag)
+        for other, handle in handles:
+            link.wait(handle, other)
+        _sum_in_order(chunks[me], terms)
+        yield
 
 
 def direct_all_gather(link: Link, part: torch.Tensor, tag: int, scratch: Scratch, segment_bytes: int) -> Run:
     """Fill `part` from each position's own chunk in one hop: every owner sends to everybody."""
     chunks = split(part, link.size)
-    handles = {other: link.receive(chunks[other], other, tag) for other in _others(link)}
-    yield
-    for other in _others(link):
-        link.send(chunks[link.position], other, tag)
-    for other, handle in handles.items():
-        link.wait(handle, other)
+    others = _others(link)
+    while True:
+        handles = [(other, link.receive(chunks[other], other, tag)) for other in others]
+        yield
+        for other in others:
+            link.send(chunks[link.position], other, tag)
+        for other, handle in handles:
+            link.wait(handle, other)
+        yield
 
 
 def exchange(link: Link, part: torch.Tensor, tag: int, scratch: Scratch, segment_bytes: int) -> Run:
@@ -127,71 +141,75 @@ def halving_all_reduce(link: Link, part: torch.Tensor, tag: int, scratch: Scratc
     core, extra = halving_core(link.size)
     me = link.position
     paired = me < 2 * extra
-    if paired and me % 2 == 1:
+    while paired and me % 2 == 1:
         handle = link.receive(part, me - 1, tag)
         yield
         link.send(part, me - 1, tag)
         link.wait(handle, me - 1)
-        return
+        yield
     place = me // 2 if paired else me - extra
     fold = scratch.take(part.numel()) if paired else None
-    folded = link.receive(fold, me + 1, tag) if fold is not None else None
     bounds = _bounds(part, core)
     low, high, distance = 0, core, core // 2
-    down: list[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor, Any]] = []
-    up: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+    halves: list[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]] = []
     while distance:
         partner = _position(place ^ distance, extra)
         middle = low + distance
         keep, give = ((low, middle), (middle, high)) if place < middle else ((middle, high), (low, middle))
         kept, given = (part[bounds[start] : bounds[end]] for start, end in (keep, give))
-        buffer = scratch.take(kept.numel())
-        down.append((partner, kept, given, buffer, link.receive(buffer, partner, tag)))
-        up.insert(0, (partner, kept, given))
+        halves.append((partner, kept, given, scratch.take(kept.numel())))
         (low, high), distance = keep, distance // 2
-    # Posted after the halves: between the same two ranks, messages match in the order posted.
-    returning = [(partner, kept, link.receive(given, partner, tag)) for partner, kept, given in up]
-    yield
-    if fold is not None:
-        link.wait(folded, me + 1)
-        part.add_(fold)
-    for partner, kept, given, buffer, handle in down:
-        link.send(given, partner, tag)
-        link.wait(handle, partner)
-        kept.add_(buffer)
-    for partner, kept, handle in returning:
-        link.send(kept, partner, tag)
-        link.wait(handle, partner)
-    if fold is not None:
-        link.send(part, me + 1, tag)
+    while True:
+        folded = link.receive(fold, me + 1, tag) if fold is not None else None
+        arriving = [link.receive(buffer, partner, tag) for partner, _, _, buffer in halves]
+        # Posted after the halves: between the same two ranks, messages match in the order posted.
+        returning = [link.receive(given, partner, tag) for partner, _, given, _ in reversed(halves)]
+        yield
+        if fold is not None:
+            link.wait(folded, me + 1)
+            part.add_(fold)
+        for (partner, kept, given, buffer), handle in zip(halves, arriving, strict=True):
+            link.send(given, partner, tag)
+            link.wait(handle, partner)
+            kept.add_(buffer)
+        for (partner, kept, _, _), handle in zip(reversed(halves), returning, strict=True):
+            link.send(kept, partner, tag)
+            link.wait(handle, partner)
+        if fold is not None:
+            link.send(part, me + 1, tag)
+        yield
 
 
 def chain_reduce(link: Link, part: torch.Tensor, tag: int, scratch: Scratch, segment_bytes: int) -> Run:
     """Sum `part` over the axis at position 0, from the last position down, segment by segment."""
     me, last = link.position, link.size - 1
-    segments = _segments(part, segment_bytes)
+    segments = _segments(part, segment_bytes, CHAIN_SEGMENTS)
     buffers = [scratch.take(segment.numel()) for segment in segments] if me < last else []
-    handles = [link.receive(buffer, me + 1, tag) for buffer in buffers]
-    yield
-    for index, segment in enumerate(segments):
-        if me < last:
-            link.wait(handles[index], me + 1)
-            segment.add_(buffers[index])
-        if me > 0:
-            link.send(segment, me - 1, tag)
+    while True:
+        handles = [link.receive(buffer, me + 1, tag) for buffer in buffers]
+        yield
+        for index, segment in enumerate(segments):
+            if me < last:
+                link.wait(handles[index], me + 1)
+                segment.add_(buffers[index])
+            if me > 0:
+                link.send(segment, me - 1, tag)
+        yield
 
 
 def chain_broadcast(link: Link, part: torch.Tensor, tag: int, scratch: Scratch, segment_bytes: int) -> Run:
     """Copy position 0's `part` to every position, from the first up, segment by segment."""
     me, last = link.position, link.size - 1
-    segments = _segments(part, segment_bytes)
-    handles = [link.receive(segment, me - 1, tag) for segment in segments] if me > 0 else []
-    yield
-    for index, segment in enumerate(segments):
-        if me > 0:
-            link.wait(handles[index], me - 1)
-        if me < last:
-            link.send(segment, me + 1, tag)
+    segments = _segments(part, segment_bytes, CHAIN_SEGMENTS)
+    while True:
+        handles = [link.receive(segment, me - 1, tag) for segment in segments] if me > 0 else []
+        yield
+        for index, segment in enumerate(segments):
+            if me > 0:
+                link.wait(handles[index], me - 1)
+            if me < last:
+                link.send(segment, me + 1, tag)
+        yield
 
 
 PRIMITIVES: dict[tuple[str, str], Primitive] = {
@@ -220,14 +238,17 @@ def _exchange(
     combine: Callable[[torch.Tensor, Sequence[torch.Tensor]], None],
 ) -> Run:
     buffers = {other: scratch.take(part.numel()) for other in _others(link)}
-    handles = {other: link.receive(buffer, other, tag) for other, buffer in buffers.items()}
-    yield
-    for other in buffers:
-        link.send(part, other, tag)
-    for other, handle in handles.items():
-        link.wait(handle, other)
-    link.flush()  # the own part is about to be overwritten
-    combine(part, [buffers.get(position, part) for position in range(link.size)])
+    terms = [buffers.get(position, part) for position in range(link.size)]
+    while True:
+        handles = [(other, link.receive(buffer, other, tag)) for other, buffer in buffers.items()]
+        yield
+        for other in buffers:
+            link.send(part, other, tag)
+        for other, handle in handles:
+            link.wait(handle, other)
+        link.flush()  # the own part is about to be overwritten
+        combine(part, terms)
+        yield
 
 
 def _sum_in_order(out: torch.Tensor, terms: Sequence[torch.Tensor]) -> None:
@@ -248,10 +269,14 @@ def _others(link: Link) -> list[int]:
     return [(link.position + hop) % link.size for hop in range(1, link.size)]
 
 
-def _segments(part: torch.Tensor, segment_bytes: int) -> list[torch.Tensor]:
-    """Equal pieces of about `segment_bytes`, at most 16: each costs Python time, and more hide no more."""
+def _segments(part: torch.Tensor, segment_bytes: int, most: int = RING_SEGMENTS) -> list[torch.Tensor]:
+    """Equal pieces of at least `segment_bytes`: each costs a message.
+
+    In a ring all links are busy in every step, and two pieces hide the latency: one is under way while the other is
+    added and sent on. A chain is filled and emptied piece by piece, so there more are better.
+    """
     count = part.numel() * part.element_size() // segment_bytes
-    return split(part, min(count, _MAX_SEGMENTS)) if count > 1 else [part]
+    return split(part, min(count, most)) if count > 1 else [part]
 
 
 def _position(place: int, extra: int) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megabatch.comm.calibration import Calibration, measured_seconds
-from megabatch.comm.phases import ALGORITHMS, WORLD, num_steps, phases
+from megabatch.comm.phases import ALGORITHMS, WORLD, num_steps, phases, staggered
 from megabatch.comm.price import DEFAULT_SEGMENT_BYTES, LinkCost, all_reduce_seconds
 from megabatch.comm.shape import GridShape, fitting_shapes
 from megabatch.errors import ConfigError
@@ -99,13 +99,15 @@ def predictions(calibration: Calibration, shape: GridShape, message_bytes: float
     found = []
     for name in names:
         price, segment_bytes = (
-            _best_segment(name, shape, links, message_bytes) if links else (0.0, DEFAULT_SEGMENT_BYTES)
+            _best_segment(calibration, name, shape, links, message_bytes) if links else (0.0, DEFAULT_SEGMENT_BYTES)
         )
         points = [point for point in calibration.points if point.algorithm == name]
         known = measured_seconds(points, name, message_bytes) if same_grid or name == "backend" else None
         if links and len(points) == 1 and known is not None and message_bytes > points[0].message_bytes:
             # A lone point knows no slope; the price does.
-            known = points[0].seconds + price - _best_segment(name, shape, links, points[0].message_bytes)[0]
+            known = (
+                points[0].seconds + price - _best_segment(calibration, name, shape, links, points[0].message_bytes)[0]
+            )
         if known is not None:
             found.append(Prediction(name, segment_bytes, known, measured=True))
         elif links:
@@ -137,7 +139,9 @@ def why(
     if best.algorithm == "backend":
         rival = next((prediction for prediction in ranked if prediction.algorithm != "backend"), None)
         return f"{head}; " + (f"best other is {rival.algorithm}, {_told(rival)}" if rival else "nothing else is known")
-    cause = _cause(best.algorithm, shape, calibration.links(shape), message_bytes) if calibration.axes else ""
+    cause = (
+        _cause(calibration, best.algorithm, shape, calibration.links(shape), message_bytes) if calibration.axes else ""
+    )
     return f"{head} against the backend's {_told(backend)}{cause}"
 
 
@@ -190,9 +194,11 @@ def suggest_grid(calibration: Calibration, message_bytes: int) -> GridShape:
     return best
 
 
-def _best_segment(name: str, shape: GridShape, links: Sequence[LinkCost], message_bytes: float) -> tuple[float, int]:
-    phase_list = phases(name, shape)
-    if not any(phase.pattern in ("ring", "chain", "backend") for phase in phase_list):
+def _best_segment(
+    calibration: Calibration, name: str, shape: GridShape, links: Sequence[LinkCost], message_bytes: float
+) -> tuple[float, int]:
+    phase_list = calibration.phases(name, shape, message_bytes)
+    if staggered(phase_list) or not any(phase.pattern in ("ring", "chain", "backend") for phase in phase_list):
         return all_reduce_seconds(phase_list, shape, links, message_bytes), DEFAULT_SEGMENT_BYTES
     prices = [(all_reduce_seconds(phase_list, shape, links, message_bytes, size), size) for size in _SEGMENTS_BYTES]
     return min(prices, key=lambda price: price[0])  # the default comes first, so it wins a draw
@@ -207,9 +213,11 @@ def _told(prediction: Prediction) -> str:
     return f"{1000 * prediction.seconds:.3g} ms {'measured' if prediction.measured else 'predicted'}"
 
 
-def _cause(name: str, shape: GridShape, links: Sequence[LinkCost], message_bytes: float) -> str:
+def _cause(
+    calibration: Calibration, name: str, shape: GridShape, links: Sequence[LinkCost], message_bytes: float
+) -> str:
     """What an algorithm saves against a flat ring: messages that wait for one another, or bytes on slow links."""
-    chosen, ring = phases(name, shape), phases("ring", shape)
+    chosen, ring = calibration.phases(name, shape, message_bytes), phases("ring", shape)
     axes = [axis for axis, size in enumerate(shape.sizes) if size > 1]
     slow = min(axes, key=lambda axis: links[axis].rate(alone=False))
     share = sum(float(phase.sent_share()) for phase in chosen if phase.axis in (slow, WORLD))

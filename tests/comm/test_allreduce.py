@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import random
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,14 +13,15 @@ import pytest
 import torch
 
 from megabatch.comm import allreduce
+from megabatch.comm import phases as phases_module
 from megabatch.comm.allreduce import AllReducer, all_reduce
 from megabatch.comm.grid import ProcessGrid
-from megabatch.comm.phases import ALGORITHMS, WORLD, Phase, phases
+from megabatch.comm.phases import ALGORITHMS, WORLD, Phase, num_lanes, phases
 from megabatch.comm.shape import GridShape, parse_grid
 from megabatch.errors import ConfigError
 from tests.ranks import run_ranks
 
-LENGTHS = (0, 1, 7, 1009, 6000)
+LENGTHS = (0, 1, 7, 1009, 6000, 100_003)  # the last is longer than what is kept, or sent in one hop
 OTHER_DTYPES = (torch.float64, torch.float16, torch.bfloat16)
 
 
@@ -83,8 +87,8 @@ def test_every_algorithm_is_a_sum_and_all_ranks_agree_bit_for_bit(shapes: list[s
 def _mutant_phases(kind: str) -> Any:
     """Broken algorithms: one that does nothing, one that skips an axis, one that forgets to gather."""
 
-    def broken(algorithm: str, shape: GridShape) -> tuple[Phase, ...]:
-        good = phases(algorithm, shape)
+    def broken(algorithm: str, shape: GridShape, *size: float, **options: bool) -> tuple[Phase, ...]:
+        good = phases(algorithm, shape, *size, **options)
         if kind == "no-op":
             return ()
         if kind == "forgot the column":
@@ -168,6 +172,58 @@ def _edges(rank: int) -> dict[str, Any]:
         all_reduce(tensor, grid, "exchange")
     facts["many"] = all((tensor == 2 * call + 1).all() for call, tensor in enumerate(many))
     return facts
+
+
+def _again_and_again(rank: int) -> list[str]:
+    """Messages of several kinds in turn, new content each time, ranks late at random, more kinds than are kept."""
+    grid = ProcessGrid.build("2x2", timeout_seconds=20)
+    late = random.Random(rank)
+    wrong = []
+    for algorithm in (*ALGORITHMS, "torus"):  # the torus twice: a second reducer beside the first, of the same kinds
+        reducer = AllReducer(grid, algorithm, average=True)
+        for turn in range(45):
+            numel = (3, 1009, 70_001)[turn % 3] if turn < 21 else 2000 + turn
+            tensor = _data(10 * turn + rank, numel, torch.float32)
+            time.sleep(late.choice((0.0, 0.0, 0.002)))
+            reducer.run(tensor)
+            terms = [_data(10 * turn + other, numel, torch.float32).double() for other in range(4)]
+            mean = torch.stack(terms).mean(dim=0)
+            if not torch.allclose(tensor.double(), mean, rtol=1e-5, atol=1e-4):
+                wrong.append(f"{algorithm}, turn {turn}, {numel} elements")
+    return wrong
+
+
+def test_kept_receives_never_mix_messages_or_rounds() -> None:
+    assert run_ranks(4, _again_and_again) == [[], [], [], []]
+
+
+def _in_several_lanes(rank: int) -> tuple[list[Any], list[str]]:
+    """Two hosts of two ranks each: rows and columns are different links, so that a long torus has lanes."""
+    os.environ["MEGABATCH_HOST"] = f"host{rank // 2}"
+    grid = ProcessGrid.build(timeout_seconds=20)
+    assert grid.shape.text == "2x2"
+    assert grid.separate_links
+    wrong: list[Any] = []
+    bits = []
+    reducer = AllReducer(grid, "torus", average=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(phases_module, "_LANE_BYTES", 140_000)
+        for numel, lanes in ((65_537, 1), (70_001, 2), (150_001, 4), (70_001, 2), (5, 1)):
+            if num_lanes(phases("torus", (2, 2), 4 * numel, separate_links=True)) != lanes:
+                wrong.append((numel, "lanes"))
+            tensor = _data(rank, numel, torch.float32)
+            names = {name for name, _ in reducer.run(tensor)}
+            bits.append(_bits(tensor))
+            if not _is_sum(tensor, 4, 4) or names != {"row reduce-scatter", "column all-reduce", "row all-gather"}:
+                wrong.append((numel, names))
+    return wrong, bits
+
+
+def test_a_long_torus_in_several_lanes_is_a_sum() -> None:
+    answers = run_ranks(4, _in_several_lanes)
+    for wrong, bits in answers:
+        assert wrong == []
+        assert bits == answers[0][1]
 
 
 def test_edges() -> None:

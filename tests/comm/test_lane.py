@@ -14,10 +14,11 @@ import torch.distributed as dist
 from megabatch.comm import lane
 from megabatch.comm.allreduce import AllReducer
 from megabatch.comm.grid import ProcessGrid
-from megabatch.comm.primitives import PRIMITIVES
+from megabatch.comm.primitives import PRIMITIVES, Primitive
 from megabatch.errors import CommunicationError
 from tests.ranks import RankFailureError, run_ranks
 
+LONG = 5_000_000  # elements
 VICTIM = 3  # in a 2x2 grid: its row neighbour is 2, its column neighbour 1
 
 
@@ -25,20 +26,25 @@ def _die_in(phase: str, patch: pytest.MonkeyPatch) -> None:
     """Make this process end when its next all-reduce enters `phase`, with all its receives posted."""
     operation = {"row reduce-scatter": "reduce_scatter", "row all-gather": "all_gather"}.get(phase, "reduce_scatter")
     first_rank = 2 if phase.startswith("row") else 1
-    alive = PRIMITIVES[operation, "ring"]
 
-    def dying(link: Any, *args: Any) -> Any:
-        run = alive(link, *args)
-        next(run)
-        yield
-        if link.ranks[0] == first_rank:
-            os._exit(1)
-        yield from run
+    def dying(alive: Primitive) -> Any:
+        def run(link: Any, *args: Any) -> Any:
+            going = alive(link, *args)
+            next(going)
+            yield
+            if link.ranks[0] == first_rank:
+                os._exit(1)
+            yield from going
 
-    patch.setitem(PRIMITIVES, (operation, "ring"), dying)
+        return run
+
+    for pattern in ("ring", "direct"):
+        patch.setitem(PRIMITIVES, (operation, pattern), dying(PRIMITIVES[operation, pattern]))
 
 
-def _reduce_until_it_breaks(rank: int, phase: str) -> None:
+def _reduce_until_it_breaks(rank: int, phase: str, numel: int) -> None:
+    if numel == LONG:
+        os.environ["MEGABATCH_HOST"] = f"host{rank // 2}"  # rows inside hosts: a long message goes in several lanes
     grid = ProcessGrid.build("2x2", timeout_seconds=60)
     with pytest.MonkeyPatch.context() as patch:
         AllReducer(grid).run(torch.ones(1000), task="warm-up")
@@ -46,15 +52,24 @@ def _reduce_until_it_breaks(rank: int, phase: str) -> None:
             _die_in(phase, patch)
         # A rank far from the victim may still finish the first of these; none can finish the second.
         reducer = AllReducer(grid)
-        reducer.run(torch.ones(1000), task="first")
-        reducer.run(torch.ones(1000), task="second")
+        reducer.run(torch.ones(numel), task="first")
+        reducer.run(torch.ones(numel), task="second")
 
 
-@pytest.mark.parametrize("phase", ["row reduce-scatter", "column all-reduce", "row all-gather"])
-def test_a_rank_that_dies_in_a_phase_is_named_by_every_other(phase: str) -> None:
+@pytest.mark.parametrize(
+    ("phase", "numel"),
+    [
+        ("row reduce-scatter", 1000),
+        ("column all-reduce", 1000),
+        ("row all-gather", 1000),
+        ("column all-reduce", 100_000),
+        ("column all-reduce", LONG),
+    ],
+)
+def test_a_rank_that_dies_in_a_phase_is_named_by_every_other(phase: str, numel: int) -> None:
     start = time.monotonic()
     with pytest.raises(RankFailureError) as caught:
-        run_ranks(4, _reduce_until_it_breaks, phase)
+        run_ranks(4, _reduce_until_it_breaks, phase, numel)
     assert time.monotonic() - start < 50  # sooner than the timeout of 60 s: nobody waited it out
     reports = dict(re.findall(r"^megabatch\.errors\.CommunicationError: rank (\d), (.*)$", str(caught.value), re.M))
     assert sorted(reports) == ["0", "1", "2"]

@@ -7,7 +7,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from megabatch.comm.link import MAX_ACTIONS, Link, Scratch, hang_up, message_tag
+from megabatch.comm.link import ACTION_SHIFT, MAX_ACTIONS, Link, Scratch, hang_up, kept_tag, message_tag
 from tests.ranks import run_ranks
 
 
@@ -50,8 +50,14 @@ def test_tags_tell_calls_actions_and_messages_apart_and_fit_a_signed_int() -> No
     assert len(tags) == 512 * 3 * 2
     assert min(tags) >= 0
     assert max(tags) < 2**31 - 1
+    kept = {
+        kept_tag(call, "1000 float32 torus") + (action << ACTION_SHIFT) for call in range(512) for action in (0, 62)
+    }
+    assert len(kept) == 512 * 2
+    assert not kept & tags
+    assert max(kept) < 2**31 - 1
     # An action's number may be added to the tag of action 0, as lanes do.
-    assert message_tag(5, "m") + (7 << 16) == message_tag(5, "m", 7)
+    assert message_tag(5, "m") + (7 << ACTION_SHIFT) == message_tag(5, "m", 7)
     assert message_tag(512 + 3, "m") == message_tag(3, "m")
 
 

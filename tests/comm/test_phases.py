@@ -8,12 +8,14 @@ import pytest
 
 from megabatch.comm.phases import (
     ALGORITHMS,
+    SHORT_MESSAGE_BYTES,
     WORLD,
     bytes_sent_per_rank,
     halving_core,
     num_lanes,
     num_steps,
     phases,
+    staggered,
     torus_phases,
 )
 from megabatch.comm.shape import GridShape
@@ -59,6 +61,25 @@ def test_steps_follow_the_closed_forms(sizes: tuple[int, ...]) -> None:
     assert num_steps(phases("exchange", sizes)) == hops
     core, extra = halving_core(ranks)
     assert num_steps(phases("halving_doubling", sizes)) == 2 * (core.bit_length() - 1) + (2 if extra else 0)
+
+
+def test_the_torus_takes_the_form_that_suits_the_message() -> None:
+    grid = (4, 4)
+    assert phases("torus", grid, SHORT_MESSAGE_BYTES) == phases("direct", grid)
+    assert phases("torus", grid, SHORT_MESSAGE_BYTES + 1) == phases("torus", grid)
+    assert phases("torus", grid, 10**9) == phases("torus", grid)
+    assert not staggered(phases("torus", grid))
+    assert not staggered(phases("two_way_torus", grid))
+    for num_bytes, lanes in ((10**6, 1), (10**7, 2), (10**8, 4)):
+        parts = phases("torus", grid, num_bytes, separate_links=True)
+        assert num_lanes(parts) == lanes
+        assert staggered(parts) == (lanes > 1)
+        assert num_steps(parts) == num_steps(phases("torus", grid))
+        assert bytes_sent_per_rank(parts, 10**6) == bytes_sent_per_rank(phases("torus", grid), 10**6)
+    # One axis has nothing to overlap with, and every other algorithm is what it is.
+    assert num_lanes(phases("torus", (1, 8), 10**8, separate_links=True)) == 1
+    for algorithm in set(ALGORITHMS) - {"torus"}:
+        assert phases(algorithm, grid, 10**8, separate_links=True) == phases(algorithm, grid)
 
 
 def test_halving_doubling_of_powers_of_two_and_others() -> None:

@@ -16,7 +16,7 @@ import torch
 from megabatch.comm import primitives
 from megabatch.comm.allreduce import AllReducer
 from megabatch.comm.grid import ProcessGrid
-from megabatch.comm.link import Link
+from megabatch.comm.link import ACTION_SHIFT, Link
 from megabatch.comm.phases import ALGORITHMS, num_lanes, num_steps, phases
 from megabatch.comm.primitives import own_chunk, split
 from megabatch.comm.shape import GridShape, parse_grid
@@ -72,7 +72,7 @@ def test_counted_steps_and_bytes_are_those_of_the_phases(shape: str) -> None:
     grid = parse_grid(shape)
     by_rank = run_ranks(grid.num_ranks, _count, shape)
     for algorithm in OWN_ALGORITHMS:
-        phase_list = phases(algorithm, grid)
+        phase_list = phases(algorithm, grid, NUMEL * 4)
         for segment_bytes in (2**30, 64):
             events = [counted[algorithm, segment_bytes] for counted in by_rank]
             sent = [sum(nbytes for kind, _, _, nbytes in log if kind == "send") for log in events]
@@ -85,7 +85,7 @@ def test_counted_steps_and_bytes_are_those_of_the_phases(shape: str) -> None:
 def _sent_share(algorithm: str, grid: GridShape, rank: int) -> Fraction:
     position = grid.coordinates(rank)
     total = Fraction(0)
-    for phase in phases(algorithm, grid):
+    for phase in phases(algorithm, grid, NUMEL * 4):
         takes_part = not phase.leaders or not any(position[phase.axis + 1 :])
         total += phase.sent_share(rank if phase.axis < 0 else position[phase.axis]) if takes_part else 0
     return total
@@ -93,7 +93,7 @@ def _sent_share(algorithm: str, grid: GridShape, rank: int) -> Fraction:
 
 def _longest_chain(logs: list[list[Event]], lanes: int) -> int:
     """Replay the logs of all ranks; a send is one longer than all its rank has waited for in the same lane."""
-    actions = 1 + max((tag >> 16 & 63 for log in logs for _, _, tag, _ in log), default=0)
+    actions = 1 + max((tag >> ACTION_SHIFT & 63 for log in logs for _, _, tag, _ in log), default=0)
     clocks: dict[tuple[int, int], int] = defaultdict(int)
     under_way: dict[tuple[int, int, int], deque[int]] = defaultdict(deque)
     left = [deque(log) for log in logs]
@@ -102,7 +102,7 @@ def _longest_chain(logs: list[list[Event]], lanes: int) -> int:
         for rank, log in enumerate(left):
             # Lanes run in threads of their own, so the order between their entries means nothing.
             for lane in range(lanes):
-                mine = [event for event in log if (event[2] >> 16 & 63) * lanes // actions == lane]
+                mine = [event for event in log if (event[2] >> ACTION_SHIFT & 63) * lanes // actions == lane]
                 if not mine:
                     continue
                 kind, other, tag, _ = mine[0]

@@ -54,7 +54,7 @@ LOOPBACK = _network(
     ("calibration", "message_bytes", "algorithms"),
     [
         (EQUAL_HOSTS, 1 * KB, {"exchange"}),  # two hops, bytes do not matter
-        (EQUAL_HOSTS, 100 * KB, {"direct"}),  # four hops, and every byte sent once
+        (EQUAL_HOSTS, 100 * KB, {"torus", "direct"}),  # four hops, and every byte sent once
         (SHARED_NIC, 10 * MB, {"torus", "two_way_torus", "direct"}),  # 1.5 of the message through the card, not 1.875
         (NIC_PER_RANK, 10 * MB, {"torus", "two_way_torus", "direct"}),
         (LOOPBACK, 10 * KB, {"backend"}),
