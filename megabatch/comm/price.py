@@ -18,9 +18,10 @@ another host. Ranks do not step in unison, so a flat ring of unequal links pays 
 bytes of its slowest link; of halving-doubling each step uses the axis that its distance spans.
 
 Lanes run side by side: the longest decides, unless one axis needs longer for the bytes of all lanes. Staggered lanes
-form a pipeline: the time of one lane, and for every further one that of its bytes on the busiest axis. Not modelled: the
-adding up (rates measured on whole collectives contain it), rounding of uneven chunks, and start skew, which merely
-adds. "backend" is priced as our ring; measure it instead where possible.
+form a pipeline: the time of one lane, and for every further one that of its bytes on the busiest axis.
+
+Not modelled: the adding up (rates measured on whole collectives contain it), rounding of uneven chunks, and start
+skew, which merely adds. "backend" is priced as our ring; measure it instead where possible.
 """
 
 from __future__ import annotations
