@@ -1,9 +1,11 @@
 """`algorithm="auto"`: measures the grid, chooses an algorithm per message size, and proves each choice before using it.
 
-Prices rank the algorithms; then the best few and the backend's own all-reduce run on buffers of each size class, in
-turns, and the one with the smallest median wins - by at least 5 % over the backend, or the backend stays. A size whose
-proof would exceed the time allowed is decided by prices, each corrected by what measuring gave at the size below - but
-only among algorithms tried there, and only if the backend lost there; otherwise it stays with the backend.
+Prices rank the algorithms; then those that could be best - of short messages nearly all, as running them costs little -
+and the backend's own all-reduce run on buffers of each size class, in turns: first all of them a few times, then the
+fastest more often. The smallest median wins - by at least 5 % over the backend, or the backend stays.
+
+A size whose proof would exceed the time allowed is decided by prices, each corrected by what measuring gave at the size
+below - but only among algorithms tried there, and only if the backend lost there; otherwise it stays with the backend.
 
 All decisions rest on rank 0's calibration and on times gathered from all ranks, so every rank decides alike.
 """
@@ -42,9 +44,13 @@ _log = logging.getLogger(__name__)
 
 _PROOF_SECONDS = 10.0
 _MAX_RIVALS = 4
-_RIVAL_FACTOR = 2.0
+_RIVAL_FACTOR = 1.6
+_SHORT_BYTES = 2 * 2**20
+_SHORT_RIVAL_FACTOR = 5.0
 _SAME_PRICE = 1.001
-_MAX_ROUNDS = 9
+_HEAT_ROUNDS = 3
+_FINAL_FACTOR = 1.3
+_MAX_ROUNDS = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +159,7 @@ def proven_choices(
     for index, size in enumerate(sorted(sizes)):
         planned = choose(calibration, grid.shape, size)
         ranked = predictions(calibration, grid.shape, size)
-        entrants = _entrants(ranked, left, below)
+        entrants = _entrants(ranked, size, left, below)
         if not entrants:
             choices.append(_inherited(planned, ranked, below))
             continue
@@ -180,8 +186,8 @@ def _choices(
     return choices
 
 
-def _entrants(ranked: Sequence[Prediction], left_seconds: float, below: _Proof | None) -> list[Prediction]:
-    """The few that could be best, and the backend last; fewer where time is short, none where it does not do."""
+def _entrants(ranked: Sequence[Prediction], size: int, left_seconds: float, below: _Proof | None) -> list[Prediction]:
+    """Those that could be best, and the backend last; fewer where time is short, none where it does not do."""
     backend = next(prediction for prediction in ranked if prediction.algorithm == "backend")
     others: list[Prediction] = []
     for prediction in ranked:
@@ -189,15 +195,22 @@ def _entrants(ranked: Sequence[Prediction], left_seconds: float, below: _Proof |
         is_new = not others or prediction.seconds > _SAME_PRICE * others[-1].seconds
         if prediction.algorithm != "backend" and (is_new or prediction.measured):
             others.append(prediction)
-    near = [one for one in others if one.seconds <= _RIVAL_FACTOR * others[0].seconds][:_MAX_RIVALS]
+    factor, most = (_SHORT_RIVAL_FACTOR, len(others)) if size <= _SHORT_BYTES else (_RIVAL_FACTOR, _MAX_RIVALS)
+    near = [one for one in others if one.seconds <= factor * others[0].seconds][:most]
     while near:
         entrants = [*near, backend]
-        # Where prices were too low at the size below, expect at least what that took.
-        floor = max(below.seconds.values()) if below else 0.0
-        if sum(max(entrant.seconds, floor) for entrant in entrants) <= left_seconds:
+        if sum(_expected_seconds(entrant, size, below) for entrant in entrants) <= left_seconds:
             return entrants
         near.pop()
     return []
+
+
+def _expected_seconds(entrant: Prediction, size: int, below: _Proof | None) -> float:
+    """The prediction, held between what the size below took and that in proportion to the bytes."""
+    if below is None:
+        return entrant.seconds
+    known = below.seconds.get(entrant.algorithm, max(below.seconds.values()))
+    return min(max(entrant.seconds, known), known * size / below.choice.message_bytes)
 
 
 def _prove(
@@ -210,13 +223,26 @@ def _prove(
         for entrant in entrants
     }
     first = race(grid, runs, 1)
-    once = sum(sum(seconds) for seconds in first.values())
-    rounds = min(_MAX_ROUNDS, int(budget_seconds / max(once, 1e-9)) - 1)
+    spent = once = _total(first)
+    rounds = min(_HEAT_ROUNDS, int(budget_seconds / max(once, 1e-9)) - 1)
     if rounds < 1:  # so long that warming up does not matter
         return {name: seconds[0] for name, seconds in first.items()}, once
-    later = race(grid, runs, rounds)
-    spent = once + sum(sum(seconds) for seconds in later.values())
-    return {name: statistics.median(seconds) for name, seconds in later.items()}, spent
+    times = race(grid, runs, rounds)
+    spent += _total(times)
+    medians = {name: statistics.median(seconds) for name, seconds in times.items()}
+    close = _FINAL_FACTOR * min(medians.values())
+    finalists = {name: run for name, run in runs.items() if medians[name] <= close or name == "backend"}
+    once = sum(medians[name] for name in finalists)
+    rounds = min(_MAX_ROUNDS, int((budget_seconds - spent) / max(once, 1e-9)))
+    if rounds > 0 and len(finalists) > 1:
+        more = race(grid, finalists, rounds)
+        spent += _total(more)
+        medians.update({name: statistics.median(times[name] + seconds) for name, seconds in more.items()})
+    return medians, spent
+
+
+def _total(times: dict[str, list[float]]) -> float:
+    return sum(sum(seconds) for seconds in times.values())
 
 
 def _judged(planned: Choice, entrants: Sequence[Prediction], seconds: dict[str, float]) -> Choice:

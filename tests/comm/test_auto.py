@@ -65,7 +65,7 @@ def _decide(
 
 
 def test_the_fastest_as_measured_is_chosen_whatever_its_price(monkeypatch: pytest.MonkeyPatch) -> None:
-    dearest = [auto._entrants(predictions(CALIBRATION, SHAPE, size), 1e9, None)[-2].algorithm for size in SIZES]
+    dearest = [auto._entrants(predictions(CALIBRATION, SHAPE, size), size, 1e9, None)[-2].algorithm for size in SIZES]
     assert [predictions(CALIBRATION, SHAPE, size)[0].algorithm for size in SIZES] != dearest
     by_size = dict(zip(SIZES, dearest, strict=True))
     choices, races = _decide(monkeypatch, lambda name, size: 1e-3 if name == by_size[size] else 2e-3)
@@ -74,7 +74,8 @@ def test_the_fastest_as_measured_is_chosen_whatever_its_price(monkeypatch: pytes
     assert all(choice.predicted_seconds == 1e-3 for choice in choices)
     assert choices[0].reason.startswith(f"4 KiB: {dearest[0]}, 1 ms measured, against ")
     assert "backend 2 ms" in choices[0].reason
-    assert races == [(size, rounds) for size in SIZES for rounds in (1, 9)]
+    # Half as fast as the winner: out after the heats. The backend always runs on.
+    assert races == [(size, rounds) for size in SIZES for rounds in (1, 3, 24)]
 
 
 def _own_by_ratio(ratio: float, name: str, size: int) -> float:
@@ -123,15 +124,26 @@ def test_fewer_take_part_where_time_is_short() -> None:
         Prediction("ring", 1, 2.1, False),
     ]
 
-    def names(left_seconds: float, below: auto._Proof | None = None) -> list[str]:
-        return [entrant.algorithm for entrant in auto._entrants(ranked, left_seconds, below)]
+    def names(left_seconds: float, below: auto._Proof | None = None, size: int = 8 * 2**20) -> list[str]:
+        return [entrant.algorithm for entrant in auto._entrants(ranked, size, left_seconds, below)]
 
     assert names(100) == ["exchange", "direct", "hierarchical", "backend"]  # torus has direct's price, ring is far off
+    assert names(100, size=2**20) == [
+        "exchange",
+        "direct",
+        "hierarchical",
+        "ring",
+        "backend",
+    ]  # short: all but the same
     assert names(5) == ["exchange", "direct", "backend"]
     assert names(3) == ["exchange", "backend"]
     assert names(2.9) == []
-    below = auto._Proof(Choice(1, "direct", 1, 1, 1, ""), {"direct": 1.0, "backend": 3.0}, {})
+    # The size below took longer than this one is priced: at least that is expected.
+    below = auto._Proof(Choice(2**20, "direct", 1, 1, 1, ""), {"direct": 1.0, "backend": 3.0}, {})
     assert names(7, below) == ["exchange", "backend"]
+    # One slow sample made the price at this size twenty times too high: in proportion to bytes it is less.
+    below = auto._Proof(Choice(2**20, "direct", 1, 1, 1, ""), {"exchange": 0.1, "backend": 0.1}, {})
+    assert names(1.7, below) == ["exchange", "backend"]
 
 
 def test_a_corrected_price_can_speak_for_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
