@@ -26,6 +26,7 @@ from megabatch.model.registry import build_model
 from megabatch.optim.build import build_optimizer, set_rates
 from megabatch.schedule.adaptive import AdaptiveBatch
 from megabatch.schedule.batch import parse_stages
+from megabatch.train.stopwatch import Stopwatch
 from megabatch.train.world import World
 
 __all__ = [
@@ -82,6 +83,7 @@ class Workbench:
     normalise: Normaliser
     noise: NoiseScale | None
     adaptive: AdaptiveBatch | None
+    watch: Stopwatch
 
     def set_rates(
         self, settings: OptimizerConfig, epoch: float, *, growth: float = 1.0, past_epochs: float = 0.0
@@ -225,4 +227,5 @@ def build_workbench(config: Config, world: World, shape: GridShape, device: torc
         normalise=Normaliser(config, train_source.channels, device),
         noise=noise,
         adaptive=_adaptive_batch(config),
+        watch=Stopwatch(host_clock_tells=device.type == "cpu"),
     )

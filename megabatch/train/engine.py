@@ -18,9 +18,10 @@ import torch.distributed as dist
 from megabatch.comm.shape import GridShape
 from megabatch.config import Config
 from megabatch.report.record import write_atomically, write_json
+from megabatch.train.aftermath import gather_ranks, report_at_the_end
 from megabatch.train.build import build_workbench
 from megabatch.train.derived import derived_lines
-from megabatch.train.environment import describe_environment
+from megabatch.train.environment import describe_environment, describe_gradients
 from megabatch.train.evaluate import Evaluation
 from megabatch.train.folder import hold
 from megabatch.train.members import weights_bytes
@@ -46,7 +47,7 @@ def train(
     bench = build_workbench(config, world, grid, device)
     run = RunState(trunk_clock(config, len(bench.train_source)))
     planned = planned_samples(config, len(bench.train_source))
-    environment = describe_environment(world, _hosts(world), grid, device)
+    environment = describe_environment(world, _hosts(world), grid, device) | describe_gradients(bench.network, grid)
 
     with ExitStack() as stack:
         if world.is_first:
@@ -76,10 +77,14 @@ def train(
         stopped_by = (stop.signal_name or "a signal to another worker") if ending == Ending.STOPPED else ""
         evaluation = None if stopped_by else _final_evaluation(session, segment, ending)
         summary = summary_of(run, config, world.size, evaluation, stopped_by)
+        ranks = gather_ranks(bench.watch, environment["hosts"])
         if world.is_first:
             if not stopped_by:
                 write_atomically(folder / "model.safetensors", _model_bytes(session, ending))
+            write_json(folder / "ranks.json", ranks)
             write_json(folder / "summary.json", summary)
+    if world.is_first:
+        report_at_the_end(folder, progress.say)
     return summary
 
 

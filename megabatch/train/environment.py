@@ -12,10 +12,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from megabatch.comm.drawing import phases_as_data
 from megabatch.comm.shape import GridShape
 from megabatch.train.world import World
 
-__all__ = ["describe_environment"]
+__all__ = ["describe_environment", "describe_gradients"]
 
 
 def describe_environment(world: World, hosts: list[str], grid: GridShape, device: torch.device) -> dict[str, Any]:
@@ -35,6 +36,12 @@ def describe_environment(world: World, hosts: list[str], grid: GridShape, device
         "attempt": world.attempt,
         "commit": _commit(),
     }
+
+
+def describe_gradients(network: torch.nn.Module, grid: GridShape) -> dict[str, Any]:
+    """What travels in an update and by which roads: bytes, and the phases of every algorithm on this grid."""
+    num_bytes = sum(p.numel() * p.element_size() for p in network.parameters() if p.requires_grad)
+    return {"gradient_bytes": num_bytes, "phases": phases_as_data(grid)}
 
 
 def _version(name: str) -> str | None:

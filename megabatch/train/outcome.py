@@ -40,6 +40,9 @@ def row_of(
         "data_seconds": result.data_seconds,
         "compute_seconds": result.compute_seconds,
         "communication_seconds": result.communication_seconds,
+        "forward_seconds": result.forward_seconds,
+        "backward_seconds": result.backward_seconds,
+        "optimizer_seconds": result.optimizer_seconds,
     }
     if result.noise_scale is not None:
         row["noise_scale"] = result.noise_scale

@@ -7,6 +7,7 @@ batch are accumulated under `no_sync`; the last one sends the buckets.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -23,6 +24,9 @@ from megabatch.train.build import Workbench
 
 __all__ = ["UpdateResult", "rehearse", "train_update"]
 
+# Parts whose mean over workers is known before the optimiser steps.
+_SHARED = ("data", "forward", "backward", "communication")
+
 
 @dataclass(frozen=True)
 class UpdateResult:
@@ -38,6 +42,9 @@ class UpdateResult:
     data_seconds: float
     communication_seconds: float
     update_seconds: float
+    forward_seconds: float = math.nan  # NaN where the host's clock does not tell
+    backward_seconds: float = math.nan
+    optimizer_seconds: float = math.nan  # the first worker's own: every worker does the same
 
     @property
     def compute_seconds(self) -> float:
@@ -76,15 +83,14 @@ def train_update(
     num_mine = max(1, len(deal(update.num_ghosts, size, bench.world.rank)))
     loss_sum = torch.zeros((), dtype=torch.float64, device=bench.device)
     num_correct = torch.zeros((), dtype=torch.float64, device=bench.device)
-    data_seconds = 0.0
-    noise = bench.noise
+    noise, watch = bench.noise, bench.watch
     bench.optimizer.zero_grad(set_to_none=True)
     if noise is not None:
         noise.begin_update(measure_noise)
-    waiting_since = time.perf_counter()
+    watch.begin()
 
     for position, ghost in enumerate(ghosts):
-        data_seconds += time.perf_counter() - waiting_since
+        watch.lap("data")
         synchronise = position == num_mine - 1
         # Dropout and the like depend on the ghost batch, not on the worker that happens to hold it.
         _seed(bench.device, (seed * 0x9E3779B97F4A7C15 + ghost.number) % 2**63)
@@ -97,38 +103,43 @@ def train_update(
             with bench.autocast():
                 logits = bench.ddp(pictures)
             loss = F.cross_entropy(logits.float(), labels, label_smoothing=smoothing, reduction="sum")
+            watch.lap("forward")
             weight = 0.0 if ghost.idle else size / update.num_samples
             bench.scaler.scale(loss * weight).backward()
         if synchronise:
             bench.exposed.backward_ended()
+        watch.lap("backward")
         if not ghost.idle:
             bench.statistics.after_ghost(1.0 / update.num_ghosts)
             loss_sum += loss.detach()
             num_correct += (logits.argmax(dim=1) == labels).sum()
             if noise is not None:
                 noise.after_backward(update.ghost_batch, update.ghost_batch / update.num_samples)
-        waiting_since = time.perf_counter()
+        watch.skip()
 
     loss_scale = bench.scaler.get_scale()
     bench.scaler.unscale_(bench.optimizer)
     gradients = [p.grad for p in bench.ddp.parameters() if p.grad is not None]
     gradient_norm = get_total_norm(gradients, foreach=True).double()
+    watch.expose(bench.exposed.seconds() if size > 1 else 0.0)
     totals = torch.stack(
         [
             loss_sum,
             num_correct,
             (~torch.isfinite(gradient_norm)).double(),
             torch.tensor(float(stop_wanted), dtype=torch.float64, device=bench.device),
-            torch.tensor(data_seconds, dtype=torch.float64, device=bench.device),
-            torch.tensor(bench.exposed.seconds() if size > 1 else 0.0, dtype=torch.float64, device=bench.device),
+            *torch.tensor([watch.seconds[part] for part in _SHARED], dtype=torch.float64).to(bench.device),
         ]
     )
     if noise is not None:
         totals = torch.cat([totals, noise.local_sums()])  # no all-reduce of their own
     if size > 1:
         dist.all_reduce(totals)
-    loss_total, correct_total, num_not_finite, stop_total, data_total, communication_total, *sums = totals.tolist()
+    loss_total, correct_total, num_not_finite, stop_total, *others = totals.tolist()
+    seconds = {part: total / size for part, total in zip(_SHARED, others, strict=False)}
+    sums = others[len(_SHARED) :]
     finite = num_not_finite == 0  # on every worker
+    watch.skip()
     if finite:
         bench.statistics.after_update()
         bench.scaler.step(bench.optimizer)
@@ -137,6 +148,9 @@ def train_update(
     if noise is not None and finite:
         noise.observe(sums, gradient_norm.item() ** 2, loss_scale)
     bench.scaler.update()
+    watch.lap("optimizer")
+    watch.end()
+    known = math.isfinite(watch.seconds["forward"])
     return UpdateResult(
         loss=loss_total / update.num_samples,
         top1=correct_total / update.num_samples,
@@ -145,7 +159,10 @@ def train_update(
         stop_wanted=stop_total > 0,
         noise_measured=noise is not None and noise.measuring and finite,
         noise_scale=noise.scale if noise is not None and measure_noise else None,
-        data_seconds=data_total / size,
-        communication_seconds=communication_total / size,
+        data_seconds=seconds["data"],
+        communication_seconds=seconds["communication"],
         update_seconds=time.perf_counter() - begin,
+        forward_seconds=seconds["forward"] if known else math.nan,
+        backward_seconds=seconds["backward"] if known else math.nan,
+        optimizer_seconds=watch.seconds["optimizer"],
     )

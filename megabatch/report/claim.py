@@ -1,0 +1,189 @@
+"""What a run claims, under which conditions, and how to repeat it: plain rows for the page to show."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from megabatch.report.run import Run, setting
+from megabatch.report.units import count_text, percent_text, seconds_text
+from megabatch.report.untrusted import items, number, table, text
+
+__all__ = ["Tile", "conditions", "headline", "kept", "repeat_commands", "result_rows", "state", "tiles"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One number of the claim, with its tag, and what the recipe promised."""
+
+    label: str
+    value: str
+    detail: str
+    tag: str = "measured"
+    promise: str = ""
+    is_kept: bool | None = None
+
+
+def state(run: Run) -> tuple[str, str]:
+    """How the run stands, in a word, and whether that is good, bad or neither ("")."""
+    status = text(run.summary.get("status"), 30)
+    if status == "finished":
+        return "finished", "good"
+    if status == "stopped":
+        return f"stopped by {text(run.summary.get('stopped_by'), 40)}", "bad"
+    return ("no result yet", "") if run.metrics.num_rows else ("no update yet", "")
+
+
+def headline(runs: Sequence[Run]) -> str:
+    """The claim in a sentence."""
+    if len(runs) > 1:
+        best = [(top1, run) for run in runs if (top1 := number(run.summary.get("top1"))) is not None]
+        if not best:
+            return f"{len(runs)} runs compared"
+        top1, run = max(best, key=lambda pair: pair[0])
+        return f"{len(runs)} runs compared: {run.name} reached the most, {percent_text(top1)} top-1"
+    run = runs[0]
+    model = text(setting(run, "model.name"), 60) or "The model"
+    top1, seconds = number(run.summary.get("top1")), number(run.summary.get("training_seconds"))
+    if top1 is None or seconds is None:
+        epoch = run.metrics.points("loss")[-1].epoch if run.metrics.points("loss") else 0.0
+        return f"{model} after {epoch:.2f} epochs"
+    workers = run.num_workers or 1
+    plural = "s" if workers > 1 else ""
+    return f"{model} reached {percent_text(top1)} top-1 in {seconds_text(seconds)} on {workers:,} worker{plural}"
+
+
+def tiles(run: Run) -> list[Tile]:
+    """Accuracy, time and speed, each against the promise at the recipe's head."""
+    promise = {name: text(setting(run, f"promise.{name}")) for name in ("accuracy", "time", "hardware", "paper")}
+    found = []
+    top1, top5 = number(run.summary.get("top1")), number(run.summary.get("top5"))
+    validated = run.metrics.points("val_top1")
+    if top1 is None and validated:
+        top1 = validated[-1].value
+    epoch = number(run.summary.get("epoch")) or (run.metrics.points("loss") or [None])[-1]
+    if top1 is not None:
+        detail = [f"top-5 {percent_text(top5)}"] if top5 is not None else []
+        pictures = number(run.summary.get("val_pictures"))
+        detail += [f"all {pictures:,.0f} validation pictures"] if pictures else []
+        detail += [f"after {count_text(epoch)} epochs"] if isinstance(epoch, float) else []
+        is_kept = kept(top1, promise["accuracy"]) if run.is_finished else None
+        found.append(
+            Tile("Top-1 accuracy", percent_text(top1), ", ".join(detail), promise=promise["accuracy"], is_kept=is_kept)
+        )
+    seconds, wall = number(run.summary.get("training_seconds")), number(run.summary.get("wall_seconds"))
+    if seconds is not None:
+        updates = number(run.summary.get("updates"))
+        detail = [f"{updates:,.0f} updates"] if updates else []
+        detail += [f"{seconds_text(wall)} with evaluation and checkpoints"] if wall else []
+        hardware = f" on {promise['hardware']}" if promise["hardware"] else ""
+        found.append(
+            Tile(
+                "Training time",
+                seconds_text(seconds),
+                ", ".join(detail),
+                promise=promise["time"] and promise["time"] + hardware,
+            )
+        )
+    column = run.metrics.columns.get("images_per_second")
+    speed = column.quantile(0.5) if column else None
+    if speed and column:
+        workers = run.num_workers
+        detail = [f"median of {len(column.sample):,} updates"]
+        detail += [f"{count_text(speed / workers)} per worker"] if workers else []
+        found.append(Tile("Throughput", f"{count_text(speed)} images/s", ", ".join(detail)))
+    return found
+
+
+def kept(top1: float, promise: str) -> bool | None:
+    """Whether an accuracy reaches the first percentage of a promise; None when it names none."""
+    match = re.search(r"(\d{1,3}(?:\.\d{1,6})?) ?%", promise)
+    return None if match is None else 100 * top1 >= float(match[1])
+
+
+def conditions(run: Run) -> list[tuple[str, str]]:
+    """What a reader needs to judge the numbers: machines, versions, grid, batch stages."""
+    env, versions = run.environment, table(run.environment.get("versions"))
+    hosts = Counter(text(host, 60) for host in items(env.get("hosts"), 100_000))
+    shown = ", ".join(f"{host} ({count})" for host, count in sorted(hosts.items())[:6])
+    more = f" and {len(hosts) - 6} more" if len(hosts) > 6 else ""
+    gradient = number(env.get("gradient_bytes"))
+    rows = [
+        ("recipe", text(setting(run, "promise.paper"))),
+        ("model", text(setting(run, "model.name"), 80)),
+        ("pictures", text(setting(run, "data.source"), 80)),
+        ("workers", f"{run.num_workers:,} in a grid of {run.grid_text}" if run.num_workers and run.grid_text else ""),
+        ("hosts (workers)", shown + more),
+        ("device", " ".join(filter(None, [text(env.get("device"), 80), _cores(env)]))),
+        (
+            "all-reduce",
+            f"{run.algorithm}, {text(setting(run, 'comm.wire'), 20) or 'fp32'} on the wire" if run.config else "",
+        ),
+        ("gradient", f"{gradient / 2**20:.3g} MiB per update" if gradient else ""),
+        ("batch stages", text(setting(run, "train.batch_total"), 120)),
+        ("ghost batch", text(setting(run, "train.ghost_batch"), 20)),
+        ("epochs", text(setting(run, "train.epochs"), 20)),
+        ("optimiser", text(setting(run, "optimizer.name"), 40)),
+        ("precision", text(setting(run, "train.precision"), 20)),
+        ("seed", text(setting(run, "train.seed"), 30)),
+        ("versions", ", ".join(f"{text(k, 30)} {text(v, 40)}" for k, v in sorted(versions.items())[:12])),
+        ("system", text(env.get("platform"), 120)),
+        ("backend", text(env.get("backend"), 30)),
+        ("started by", text(env.get("launcher"), 30)),
+        ("commit", text(env.get("commit"), 60)),
+        ("skipped updates", count_text(number(run.summary.get("skipped_updates")) or 0.0) if run.summary else ""),
+    ]
+    return [(name, value) for name, value in rows if value]
+
+
+def _cores(env: dict[str, Any]) -> str:
+    cores, threads = number(env.get("cores")), number(env.get("threads_per_worker"))
+    if cores is None:
+        return ""
+    return f"({cores:.0f} cores per host" + (f", {threads:.0f} threads per worker)" if threads else ")")
+
+
+def repeat_commands(run: Run) -> list[str]:
+    """Commands that make the run and this page again; names of a run are quoted for the shell."""
+    folder = shlex.quote(run.name)
+    grid = f" --grid {run.grid_text}" if run.grid_text else ""
+    workers = f" --workers {run.num_workers}" if run.num_workers else ""
+    lines = [
+        f"megabatch train {folder}/config.toml{workers}{grid} --output {folder}-again",
+        f"megabatch report {folder} {folder}-again",
+    ]
+    commit = text(run.environment.get("commit"), 60)
+    if re.fullmatch(r"[0-9a-f]{40}(-changed)?", commit):
+        lines.insert(
+            0,
+            f"git checkout {commit.removesuffix('-changed')}"
+            + ("    # files differed from it" if "-" in commit else ""),
+        )
+    return lines
+
+
+def result_rows(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
+    """A comparison's table of results: headings and one row per run."""
+    head = ["run", "state", "top-1", "training time", "images/s", "workers", "all-reduce", "total batch", "epochs"]
+    rows = []
+    for run in runs:
+        top1, seconds = number(run.summary.get("top1")), number(run.summary.get("training_seconds"))
+        speed = number(run.summary.get("images_per_second"))
+        rows.append(
+            [
+                run.name,
+                state(run)[0],
+                percent_text(top1) if top1 is not None else "-",
+                seconds_text(seconds) if seconds is not None else "-",
+                count_text(speed) if speed is not None else "-",
+                f"{run.num_workers:,}" if run.num_workers else "-",
+                run.algorithm,
+                text(setting(run, "train.batch_total"), 60) or "-",
+                text(setting(run, "train.epochs"), 20) or "-",
+            ]
+        )
+    return head, rows

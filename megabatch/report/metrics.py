@@ -1,0 +1,161 @@
+"""Reads `metrics.jsonl` of any length in bounded memory: curves of a few hundred points that keep every extreme.
+
+The file is read twice: once to count lines, once to sort them into at most `NUM_BUCKETS` buckets of consecutive rows.
+Of each column a bucket keeps its first, lowest, highest and last value, so a spike of one update in a million is
+still on the page, and a file short enough keeps every row. Medians are over a thinned sample whose size is stated.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from megabatch.report.untrusted import UnreadableError, bounded_lines, number, open_regular, parse_json, text
+
+__all__ = ["COLUMNS", "Column", "Metrics", "Point", "read_metrics_file"]
+
+COLUMNS = (
+    *("loss", "top1", "gradient_norm", "val_loss", "val_top1", "val_top5"),
+    *("learning_rate", "momentum", "weight_decay", "batch_total", "noise_scale", "images_per_second"),
+    *("update_seconds", "data_seconds", "compute_seconds", "communication_seconds"),
+    *("forward_seconds", "backward_seconds", "optimizer_seconds"),
+)
+
+NUM_BUCKETS = 400
+MAX_LINE_BYTES = 2**20
+MAX_SAMPLE = 100_000
+MAX_MARKS = 100
+# The first updates pay for memory, caches and connections: medians leave them out, and captions say so.
+LEFT_OUT_UPDATES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One value of a column, and where it stands."""
+
+    row: int
+    update: float
+    epoch: float
+    value: float
+
+
+@dataclass(slots=True)
+class Column:
+    """One column: points to draw, and a sample for medians."""
+
+    points: list[Point] = field(default_factory=list)
+    sample: array[float] = field(default_factory=lambda: array("d"))
+    num_values: int = 0
+    _stride: int = 1
+    _bucket: int = -1
+    _first: Point | None = None
+    _low: Point | None = None
+    _high: Point | None = None
+    _last: Point | None = None
+
+    def add(self, point: Point, bucket: int) -> None:
+        if bucket != self._bucket or self._low is None or self._high is None:
+            self.flush()
+            self._bucket = bucket
+            self._first = self._low = self._high = point
+        elif point.value < self._low.value:
+            self._low = point
+        elif point.value > self._high.value:
+            self._high = point
+        self._last = point
+        if point.row >= LEFT_OUT_UPDATES and self.num_values % self._stride == 0:
+            self.sample.append(point.value)
+            if len(self.sample) > MAX_SAMPLE:
+                self.sample = self.sample[::2]
+                self._stride *= 2
+        self.num_values += 1
+
+    def flush(self) -> None:
+        kept = {point for point in (self._first, self._low, self._high, self._last) if point is not None}
+        self.points += sorted(kept, key=lambda point: point.row)
+        self._first = self._low = self._high = self._last = None
+
+    def quantile(self, part: float) -> float | None:
+        """The smallest sampled value that at least `part` of all do not exceed."""
+        if not self.sample:
+            return None
+        ordered = sorted(self.sample)
+        return ordered[max(0, math.ceil(part * len(ordered)) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """All that a page needs of `metrics.jsonl`."""
+
+    columns: dict[str, Column]
+    num_rows: int = 0
+    num_damaged: int = 0
+    is_thinned: bool = False
+    stages: tuple[tuple[float, str], ...] = ()  # (epoch, name) whenever `phase` changed
+
+    def points(self, name: str) -> list[Point]:
+        column = self.columns.get(name)
+        return column.points if column else []
+
+
+def read_metrics_file(path: Path) -> tuple[Metrics, str]:
+    """The metrics, and a word about what was wrong with the file, empty when nothing was."""
+    try:
+        with open_regular(path) as file:
+            num_lines = 0
+            while chunk := file.read(2**20):
+                num_lines += chunk.count(b"\n")
+            file.seek(0)
+            metrics = _collect(bounded_lines(file, MAX_LINE_BYTES), num_lines)
+    except FileNotFoundError:
+        return Metrics({}), "metrics.jsonl is not there"
+    except (UnreadableError, OSError) as error:
+        return Metrics({}), f"metrics.jsonl {error}"
+    problem = f"{metrics.num_damaged} lines of metrics.jsonl were damaged or too long" if metrics.num_damaged else ""
+    return metrics, problem
+
+
+def _collect(lines: Iterator[bytes | None], num_lines: int) -> Metrics:
+    columns: dict[str, Column] = {}
+    num_rows = num_damaged = 0
+    stages: list[tuple[float, str]] = []
+    # A bucket keeps four points: up to four times as many rows as buckets can all be kept at the same price.
+    is_thinned = num_lines > 4 * NUM_BUCKETS
+    rows_per_bucket = -(-num_lines // NUM_BUCKETS) if is_thinned else 1
+    for line in lines:
+        row = _parse(line)
+        if row is None:
+            num_damaged += 1
+            continue
+        update, epoch = number(row.get("update")), number(row.get("epoch"))
+        if update is None:
+            num_damaged += 1
+            continue
+        place = update if epoch is None else epoch
+        for name in COLUMNS:
+            value = number(row.get(name))
+            if value is not None:
+                column = columns.setdefault(name, Column())
+                point = Point(num_rows, update, place, value)
+                column.add(point, num_rows // rows_per_bucket)
+        stage = text(row.get("phase"), 40)
+        if stage and len(stages) < MAX_MARKS and (not stages or stages[-1][1] != stage):
+            stages.append((place, stage))
+        num_rows += 1
+    for column in columns.values():
+        column.flush()
+    return Metrics(columns, num_rows, num_damaged, is_thinned, tuple(stages))
+
+
+def _parse(line: bytes | None) -> dict[str, Any] | None:
+    if line is None:
+        return None
+    try:
+        value = parse_json(line)
+    except UnreadableError:
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,155 @@
+"""The four sections of the page as HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from megabatch.report.claim import Tile, conditions, headline, repeat_commands, result_rows, tiles
+from megabatch.report.compare import differing_settings, flatten
+from megabatch.report.figure import Figure, Missing, csv_rows, thin
+from megabatch.report.markup import chip, definitions, escape, html_table
+from megabatch.report.run import Run
+
+__all__ = ["claim_section", "conditions_section", "figures_section", "repeat_section"]
+
+MAX_TABLE_ROWS = 40
+
+
+def claim_section(runs: Sequence[Run]) -> str:
+    """The sentence, the numbers, what the recipe promised, and what was wrong with the folder."""
+    out = [f'<h1 id="claim-title">{escape(headline(runs))}</h1>']
+    out += [f'<p class="soft">{escape(", ".join(run.name for run in runs))}</p>']
+    for run in runs:
+        out += [f'<p class="problem" role="note">{escape(run.name)}: {escape(problem)}</p>' for problem in run.problems]
+    if len(runs) > 1:
+        head, rows = result_rows(runs)
+        out.append(html_table("Results, all measured", head, rows))
+    else:
+        found = "".join(_tile(tile) for tile in tiles(runs[0]))
+        out.append(f'<div class="tiles">{found}</div>' if found else "<p>Nothing is measured yet.</p>")
+    return "\n".join(out)
+
+
+def _tile(tile: Tile) -> str:
+    verdict = {True: chip("kept", "good"), False: chip("not reached", "bad"), None: ""}[tile.is_kept]
+    promise = (
+        f'<div class="promise">{chip("quoted")} promised: {escape(tile.promise)} {verdict}</div>'
+        if tile.promise
+        else ""
+    )
+    return (
+        f'<div class="tile"><div class="label"><span>{escape(tile.label)}</span>{chip(tile.tag)}</div>'
+        f'<div class="value">{escape(tile.value)}</div><div class="sub">{escape(tile.detail)}</div>{promise}</div>'
+    )
+
+
+def conditions_section(runs: Sequence[Run]) -> str:
+    """Machines, versions, grid, batch stages; for several runs what differs."""
+    out = ['<h2 id="conditions-title">Conditions</h2>']
+    if len(runs) == 1:
+        return out[0] + definitions(conditions(runs[0])) + _settings(runs[0], 0)
+    rows = [[name, *values] for name, values in differing_settings(runs)]
+    head = ["setting", *(run.name for run in runs)]
+    out.append(
+        html_table("Settings that differ", head, rows, numeric=False)
+        if rows
+        else "<p>The settings of these runs are equal.</p>"
+    )
+    by_run = [dict(conditions(run)) for run in runs]
+    names = [name for name in dict.fromkeys(name for one in by_run for name in one)]
+    facts = [[name, *(one.get(name, "-") for one in by_run)] for name in names]
+    facts = [row for row in facts if len(set(row[1:])) > 1]
+    if facts:
+        out.append(html_table("Conditions that differ", ["condition", *head[1:]], facts, numeric=False))
+    out += [_settings(run, index) for index, run in enumerate(runs)]
+    return "\n".join(out)
+
+
+def _settings(run: Run, index: int) -> str:
+    rows = [[name, value] for name, value in flatten(run.config).items()]
+    if not rows:
+        return ""
+    inside = html_table(f"Settings of {run.name}", ["setting", "value"], rows, numeric=False)
+    return f'<details id="settings-{index}"><summary>All settings of {escape(run.name)}</summary>{inside}</details>'
+
+
+def figures_section(figures: Sequence[Figure], missing: Sequence[Missing], torus: dict[str, Any] | None) -> str:
+    """A card per figure with its table, the animation, and what is not there."""
+    cards = [_card(figure) for figure in figures]
+    if torus is not None:
+        cards.append(_torus_card(torus))
+    out = ['<h2 id="figures-title">Figures</h2>', f'<div class="figures">{"".join(cards)}</div>']
+    if missing:
+        rows = "".join(
+            f'<li><b>{escape(one.title)}</b> <span class="soft">- {escape(one.why)}</span></li>' for one in missing
+        )
+        out.append(
+            f'<details id="missing"><summary>{len(missing)} figures are not here, and why</summary><ul class="missing">{rows}</ul></details>'
+        )
+    return "\n".join(out)
+
+
+def _card(figure: Figure) -> str:
+    tags = "".join(chip(tag) for tag in sorted({one.tag for one in figure.series if one.tag != "ideal"}))
+    rows = csv_rows(figure)
+    shown = [rows[1 + index] for index in thin(len(rows) - 1, MAX_TABLE_ROWS)]
+    part = f"{len(shown)} of {len(rows) - 1:,} values" if len(shown) < len(rows) - 1 else f"all {len(shown)} values"
+    key, wide = escape(figure.key), " wide" if figure.key in ("ranks", "all_reduce") else ""
+    label = f"{figure.title}. {figure.y.title} by {figure.x.title}. The table below holds the values."
+    return (
+        f'<figure class="card{wide}" id="figure-{key}"><div class="head"><h3>{escape(figure.title)}</h3><span>{tags}</span></div>'
+        f'<div class="plot" id="plot-{key}" role="img" aria-label="{escape(label)}"></div>'
+        f"<figcaption>{escape(figure.caption)}</figcaption>"
+        f'<details id="table-{key}"><summary>Values as a table</summary>'
+        f'<div class="controls"><button type="button" data-csv="{key}">Save all {len(rows) - 1:,} as CSV</button></div>'
+        f"{html_table(part, rows[0], shown)}</details></figure>"
+    )
+
+
+def _torus_card(torus: dict[str, Any]) -> str:
+    names = [algorithm["name"] for algorithm in torus["algorithms"]]
+    chosen = torus["chosen"] if torus["chosen"] in names else names[0]
+    options = "".join(
+        f'<option value="{escape(name)}"{" selected" if name == chosen else ""}>{escape(name)}{" (this run)" if name == torus["chosen"] else ""}</option>'
+        for name in names
+    )
+    part = (
+        f" {torus['rows']} by {torus['columns']} of the {torus['real_grid']} workers are drawn."
+        if torus["is_part"]
+        else ""
+    )
+    timed = any(phase["seconds"] is not None for algorithm in torus["algorithms"] for phase in algorithm["phases"])
+    times = (
+        " Times are the phase list priced with measured links."
+        if timed
+        else " Times need a measured network: `megabatch bench allreduce --output FILE`, then --network FILE."
+    )
+    return (
+        '<figure class="card wide" id="figure-torus"><div class="head"><h3>How gradients travel on the grid of '
+        f"{escape(torus['real_grid'])} workers</h3></div>"
+        '<div class="controls"><label for="torus-algorithm">Algorithm</label>'
+        f'<select id="torus-algorithm">{options}</select><button type="button" id="torus-play">Play</button>'
+        '<button type="button" id="torus-step">Step</button><span id="torus-status" class="soft"></span></div>'
+        '<div class="stage"><svg id="torus-drawing" role="img" aria-label="Grid of workers; messages move between them. '
+        'The list beside it names the phases." preserveAspectRatio="xMidYMid meet"></svg>'
+        '<ol id="torus-phases" aria-label="Phases"></ol></div>'
+        "<figcaption>Each box is a worker; the bar in it is the part of the gradient it holds, the darker the more workers are "
+        f"summed in it.{part}{escape(times)} Not to scale in time.</figcaption></figure>"
+    )
+
+
+def repeat_section(runs: Sequence[Run]) -> str:
+    """The commands that make the runs and this page again."""
+    out = ['<h2 id="repeat-title">How to repeat it</h2>']
+    for index, run in enumerate(runs):
+        lines = "\n".join(repeat_commands(run))
+        out.append(
+            f'<pre id="commands-{index}">{escape(lines)}</pre>'
+            f'<button type="button" data-copy="commands-{index}">Copy<span class="sr"> the commands of {escape(run.name)}</span></button>'
+        )
+    out.append(
+        '<p class="soft">The same seed on as many workers gives the same weights bit for bit; on another number, the same '
+        "up to rounding.</p>"
+    )
+    return "\n".join(out)
