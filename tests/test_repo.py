@@ -48,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "optim": BELOW,
     "model": BELOW,
     "data": BELOW,
-    "report": {"errors"},
+    "report": {"errors", "comm.drawing", "comm.calibration"},
     "plan": {"errors", "comm.phases", "comm.shape", "comm.price", "comm.calibration", "comm.select"},
     "train": BELOW | {"recipes", "comm", "optim", "model", "data", "report"},
     "study": BELOW | {"recipes", "report", "train.folder", "train.launch"},
@@ -59,6 +59,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 TORCH_FREE = (
     *("megabatch", "megabatch.recipes", "megabatch.recipes.scale", "megabatch.cli", "megabatch.report.record"),
+    *("megabatch.report.make", "megabatch.report.live", "megabatch.report.files", "megabatch.comm.drawing"),
     *("megabatch.comm.phases", "megabatch.comm.shape"),
     *("megabatch.comm.price", "megabatch.comm.calibration", "megabatch.comm.select"),
     # A mistake in a recipe, a folder or a launcher's variables is told without the seconds that torch takes to load.

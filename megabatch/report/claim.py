@@ -65,12 +65,12 @@ def tiles(run: Run) -> list[Tile]:
     validated = run.metrics.points("val_top1")
     if top1 is None and validated:
         top1 = validated[-1].value
-    epoch = number(run.summary.get("epoch")) or (run.metrics.points("loss") or [None])[-1]
+    epoch = number(run.summary.get("epoch"))
     if top1 is not None:
         detail = [f"top-5 {percent_text(top5)}"] if top5 is not None else []
         pictures = number(run.summary.get("val_pictures"))
         detail += [f"all {pictures:,.0f} validation pictures"] if pictures else []
-        detail += [f"after {count_text(epoch)} epochs"] if isinstance(epoch, float) else []
+        detail += [f"after {count_text(epoch)} epochs"] if epoch else []
         is_kept = kept(top1, promise["accuracy"]) if run.is_finished else None
         found.append(
             Tile("Top-1 accuracy", percent_text(top1), ", ".join(detail), promise=promise["accuracy"], is_kept=is_kept)

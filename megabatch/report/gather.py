@@ -11,8 +11,8 @@ from megabatch.report.figures.noise import ensemble, noise_scale
 from megabatch.report.figures.plan import predicted
 from megabatch.report.figures.scaling import efficiency
 from megabatch.report.figures.step import ranks, step_split
+from megabatch.report.network_file import times_of_run
 from megabatch.report.run import Run
-from megabatch.report.untrusted import items
 
 __all__ = ["all_figures", "network_times"]
 
@@ -29,12 +29,8 @@ def all_figures(runs: Sequence[Run], times: NetworkTimes | None = None) -> list[
 
 
 def network_times(runs: Sequence[Run], times: NetworkTimes | None) -> NetworkTimes:
-    """What was given, or else the calibration that a run folder holds."""
+    """What was given, or else what a run folder holds."""
     if times is not None:
         return times
-    for run in runs:
-        points = items(run.calibration.get("points")) or items(run.calibration.get("rows"))
-        if points:
-            modelled = items(run.calibration.get("modelled"))
-            return NetworkTimes(tuple(points), tuple(modelled), source=f"calibration.json of {run.name}")
-    return NetworkTimes()
+    found = [times_of_run(run) for run in runs]
+    return next((one for one in found if one.measured), NetworkTimes())

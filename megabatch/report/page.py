@@ -87,16 +87,15 @@ def html_of(page: Page, runs: Sequence[Run]) -> str:
         f"<title>{escape(name)} - {escape(page.title)}</title>\n"
         f"<script>{_THEME}</script>\n<style>\n{_asset('page.css')}</style>\n</head>\n"
     )
+    sections = "".join(
+        f'<section id="{key}" aria-labelledby="{key}-title">\n{part}\n</section>\n' for key, part in page.parts.items()
+    )
     body = (
         '<body>\n<a class="skip" href="#main">Skip to the report</a>\n'
         f'<header><span class="brand">megabatch <span>report</span></span>{chip(word, kind)}{live}'
-        '<span class="space"></span><button id="theme" type="button" aria-pressed="false">Dark</button></header>\n<main id="main">\n'
-        + "".join(
-            f'<section id="{key}" aria-labelledby="{key}-title">\n{part}\n</section>\n'
-            for key, part in page.parts.items()
-        )
-        + "</main>\n<footer>Made by <code>megabatch report</code>. "
-        "Numbers are tagged measured, simulated or quoted.</footer>\n"
+        '<span class="space"></span><button id="theme" type="button" aria-pressed="false">Dark</button></header>\n'
+        f'<main id="main">\n{sections}</main>\n'
+        "<footer>Made by <code>megabatch report</code>. Numbers are tagged measured, simulated or quoted.</footer>\n"
         f'<script type="application/json" id="report-data">{json_for_script(page.data)}</script>\n'
     )
     order = [_asset("torus.js"), _plotly(), _asset("page.js")]

@@ -57,7 +57,7 @@ def conditions_section(runs: Sequence[Run]) -> str:
         else "<p>The settings of these runs are equal.</p>"
     )
     by_run = [dict(conditions(run)) for run in runs]
-    names = [name for name in dict.fromkeys(name for one in by_run for name in one)]
+    names = dict.fromkeys(name for one in by_run for name in one)
     facts = [[name, *(one.get(name, "-") for one in by_run)] for name in names]
     facts = [row for row in facts if len(set(row[1:])) > 1]
     if facts:
@@ -85,7 +85,8 @@ def figures_section(figures: Sequence[Figure], missing: Sequence[Missing], torus
             f'<li><b>{escape(one.title)}</b> <span class="soft">- {escape(one.why)}</span></li>' for one in missing
         )
         out.append(
-            f'<details id="missing"><summary>{len(missing)} figures are not here, and why</summary><ul class="missing">{rows}</ul></details>'
+            f'<details id="missing"><summary>{len(missing)} figures are not here, and why</summary>'
+            f'<ul class="missing">{rows}</ul></details>'
         )
     return "\n".join(out)
 
@@ -98,7 +99,8 @@ def _card(figure: Figure) -> str:
     key, wide = escape(figure.key), " wide" if figure.key in ("ranks", "all_reduce") else ""
     label = f"{figure.title}. {figure.y.title} by {figure.x.title}. The table below holds the values."
     return (
-        f'<figure class="card{wide}" id="figure-{key}"><div class="head"><h3>{escape(figure.title)}</h3><span>{tags}</span></div>'
+        f'<figure class="card{wide}" id="figure-{key}">'
+        f'<div class="head"><h3>{escape(figure.title)}</h3><span>{tags}</span></div>'
         f'<div class="plot" id="plot-{key}" role="img" aria-label="{escape(label)}"></div>'
         f"<figcaption>{escape(figure.caption)}</figcaption>"
         f'<details id="table-{key}"><summary>Values as a table</summary>'
@@ -111,7 +113,8 @@ def _torus_card(torus: dict[str, Any]) -> str:
     names = [algorithm["name"] for algorithm in torus["algorithms"]]
     chosen = torus["chosen"] if torus["chosen"] in names else names[0]
     options = "".join(
-        f'<option value="{escape(name)}"{" selected" if name == chosen else ""}>{escape(name)}{" (this run)" if name == torus["chosen"] else ""}</option>'
+        f'<option value="{escape(name)}"{" selected" if name == chosen else ""}>'
+        f"{escape(name)}{' (this run)' if name == torus['chosen'] else ''}</option>"
         for name in names
     )
     part = (
@@ -131,11 +134,11 @@ def _torus_card(torus: dict[str, Any]) -> str:
         '<div class="controls"><label for="torus-algorithm">Algorithm</label>'
         f'<select id="torus-algorithm">{options}</select><button type="button" id="torus-play">Play</button>'
         '<button type="button" id="torus-step">Step</button><span id="torus-status" class="soft"></span></div>'
-        '<div class="stage"><svg id="torus-drawing" role="img" aria-label="Grid of workers; messages move between them. '
-        'The list beside it names the phases." preserveAspectRatio="xMidYMid meet"></svg>'
+        '<div class="stage"><svg id="torus-drawing" role="img" preserveAspectRatio="xMidYMid meet" aria-label="'
+        'Grid of workers; messages move between them. The list beside it names the phases."></svg>'
         '<ol id="torus-phases" aria-label="Phases"></ol></div>'
-        "<figcaption>Each box is a worker; the bar in it is the part of the gradient it holds, the darker the more workers are "
-        f"summed in it.{part}{escape(times)} Not to scale in time.</figcaption></figure>"
+        "<figcaption>Each box is a worker; the bar in it is the part of the gradient it holds, the darker the more "
+        f"workers are summed in it.{part}{escape(times)} Not to scale in time.</figcaption></figure>"
     )
 
 
@@ -146,10 +149,11 @@ def repeat_section(runs: Sequence[Run]) -> str:
         lines = "\n".join(repeat_commands(run))
         out.append(
             f'<pre id="commands-{index}">{escape(lines)}</pre>'
-            f'<button type="button" data-copy="commands-{index}">Copy<span class="sr"> the commands of {escape(run.name)}</span></button>'
+            f'<button type="button" data-copy="commands-{index}">Copy'
+            f'<span class="sr"> the commands of {escape(run.name)}</span></button>'
         )
     out.append(
-        '<p class="soft">The same seed on as many workers gives the same weights bit for bit; on another number, the same '
-        "up to rounding.</p>"
+        '<p class="soft">The same seed on as many workers gives the same weights bit for bit; on another number, '
+        "the same up to rounding.</p>"
     )
     return "\n".join(out)

@@ -100,7 +100,7 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
         raise
     except OSError as error:
         raise UnreadableError(error.strerror or "cannot be opened") from None
-    with os.fdopen(descriptor, "rb") as file:
+    with os.fdopen(descriptor, "rb", buffering=_CHUNK_BYTES) as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise UnreadableError("is not an ordinary file")
         yield file
@@ -151,7 +151,9 @@ def bounded_lines(file: BinaryIO, limit_bytes: int) -> Iterator[bytes | None]:
             continue
         if len(line) <= limit_bytes:
             return
-        while piece := file.readline(_CHUNK_BYTES):
-            if piece.endswith(b"\n"):
+        while piece := file.read(_CHUNK_BYTES):
+            end = piece.find(b"\n")
+            if end >= 0:
+                file.seek(end + 1 - len(piece), os.SEEK_CUR)
                 yield None
                 break

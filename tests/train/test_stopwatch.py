@@ -15,7 +15,7 @@ from megabatch.train.stopwatch import PARTS, Stopwatch, ranks_table
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """A clock that shows the first element."""
     now = [100.0]
-    monkeypatch.setattr(stopwatch.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr("megabatch.train.stopwatch.time.perf_counter", lambda: now[0])
     return now
 
 

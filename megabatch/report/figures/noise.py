@@ -29,8 +29,8 @@ def noise_scale(runs: Sequence[Run]) -> Figure | Missing:
         xs, ys = tuple(p.epoch for p in batches), tuple(p.value for p in batches)
         series.append(Series("total batch", "batch", xs, ys, mark="steps"))
     caption = (
-        "The simple noise scale estimated from gradients of two batch sizes, smoothed as the run recorded it: far above "
-        "the batch, a larger batch would still pay; far below, it would not. Values of zero and below are left out."
+        "The simple noise scale estimated from gradients of two batch sizes, smoothed as the run recorded it: far "
+        "above the batch, a larger one would still pay; far below, it would not. Values of zero and below are left out."
     )
     return Figure(key, title, caption, Axis("epoch"), Axis("pictures", "log2"), tuple(series), runs[0].metrics.stages)
 

@@ -53,8 +53,8 @@ def efficiency(runs: Sequence[Run]) -> Figure | Missing:
     ]
     title = f"{percent_text(max(at_most))} scaling efficiency at {most:,} workers" if at_most else title
     caption = (
-        f"Median images/s of a run per worker, over that of {base} worker{'s' if base > 1 else ''}; bars from the lowest to "
-        "the highest of n runs. The ideal line is every worker as fast as in the smallest world."
+        f"Median images/s of a run per worker, over that of {base} worker{'s' if base > 1 else ''}; bars from "
+        "the lowest to the highest of n runs. The ideal line is every worker as fast as in the smallest world."
     )
     y = Axis("efficiency [%]", percent=True, from_zero=True)
     return Figure(key, title, caption, Axis("workers", "log2"), y, tuple(series))

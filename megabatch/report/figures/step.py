@@ -42,9 +42,9 @@ def step_split(runs: Sequence[Run]) -> Figure | Missing:
     if len(rows) == 1:
         title = _finding(next(iter(rows.values())))
     caption = (
-        f"Median per update, means over workers, first {LEFT_OUT_UPDATES} updates left out; hover for 5 % to 95 % and n. "
-        "Exposed communication is what backward waits for gradients after its own work is done. The rest is what no part "
-        "claims: statistics, the sum for the log, waiting for slower workers there."
+        f"Median per update, means over workers, first {LEFT_OUT_UPDATES} updates left out; hover for 5 % to 95 % "
+        "and n. Exposed communication is what backward waits for gradients after its own work is done. The rest is "
+        "what no part claims: statistics, the sum for the log, waiting for slower workers there."
     )
     return Figure("step_split", title, caption, Axis("run", "category"), _SECONDS, tuple(series))
 
@@ -112,8 +112,8 @@ def ranks(runs: Sequence[Run]) -> Figure | Missing:
         )
     left_out = whole(runs[0].ranks.get("left_out_updates")) or 0
     caption = (
-        f"Mean over {updates:,} updates of each rank, the first {left_out} left out. A rank that is slow at data, forward "
-        "or backward makes the others wait in communication. Own work is data, forward, backward and optimiser."
+        f"Mean over {updates:,} updates of each rank, the first {left_out} left out. A rank that is slow at data, "
+        "forward or backward makes the others wait in communication. Own work is data, forward, backward and optimiser."
     )
     if len(shown) < len(found):
         caption += (

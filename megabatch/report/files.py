@@ -1,0 +1,135 @@
+"""Figures as files: SVG and PNG drawn by matplotlib, and the CSV behind each. Same input, same bytes.
+
+Only needed here, matplotlib is an extra: `pip install megabatch[figures]`.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from megabatch.errors import ConfigError
+from megabatch.report.figure import COLORS, Axis, Figure, Series, csv_text
+from megabatch.report.record import write_atomically
+from megabatch.report.units import bytes_text
+
+__all__ = ["write_figures"]
+
+_STYLE: Any = {
+    "svg.hashsalt": "megabatch",  # ids in the SVG depend on the drawing alone
+    "svg.fonttype": "none",
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e3e8ec",
+    "axes.axisbelow": True,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "legend.frameon": False,
+    "text.parse_math": False,  # a dollar sign in a run's name is a dollar sign
+    "path.simplify": False,
+}
+
+
+def write_figures(figures: Iterable[Figure], folder: Path) -> list[Path]:
+    """Write KEY.svg, KEY.png and KEY.csv of every figure; returns the files."""
+    try:
+        import matplotlib as mpl
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+        from matplotlib.figure import Figure as Drawing
+    except ImportError:
+        raise ConfigError(
+            "--figures draws with matplotlib, which is not installed; pip install megabatch[figures]"
+        ) from None
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--figures '{folder}' cannot be made: {error.strerror}; give another folder") from None
+    written = []
+    for figure in figures:
+        with mpl.rc_context(_STYLE):
+            drawing = Drawing(figsize=(7.2, 4.4), layout="constrained")
+            _draw(drawing.add_subplot(), figure)
+            for suffix, canvas in (("svg", FigureCanvasSVG), ("png", FigureCanvasAgg)):
+                out = io.BytesIO()
+                metadata = {"Date": None, "Creator": None} if suffix == "svg" else {"Software": None}
+                canvas(drawing).print_figure(out, format=suffix, dpi=160, metadata=metadata)
+                written.append(_write(folder / f"{figure.key}.{suffix}", out.getvalue()))
+        written.append(_write(folder / f"{figure.key}.csv", csv_text(figure).encode()))
+    return written
+
+
+def _write(path: Path, content: bytes) -> Path:
+    write_atomically(path, content)
+    return path
+
+
+def _draw(axes: Any, figure: Figure) -> None:
+    floor: dict[str, float] = {}
+    for one in figure.series:
+        _draw_series(axes, one, figure, floor)
+    for place, word in figure.marks:
+        axes.axvline(place, color="#808890", linewidth=0.8, linestyle=":")
+        axes.annotate(word, (place, 1), xycoords=("data", "axes fraction"), fontsize=8, va="top", color="#55606b")
+    axes.set_title(figure.title, wrap=True)
+    _dress(axes, "x", figure.x, [x for one in figure.series for x in one.x])
+    _dress(axes, "y", figure.y, [y for one in figure.series for y in one.y])
+    if len(figure.series) > 1:
+        axes.legend(fontsize=8, ncols=2 if len(figure.series) > 6 else 1, loc="best")
+
+
+def _draw_series(axes: Any, one: Series, figure: Figure, floor: dict[str, float]) -> None:
+    color = COLORS.get(one.color, COLORS["other"])[0]
+    label = one.name if one.tag in ("measured", "ideal") else f"{one.name} ({one.tag})"
+    if one.mark == "bars":
+        names = [str(x) for x in one.x]
+        bottoms = [floor.get(name, 0.0) if one.group else 0.0 for name in names]
+        axes.bar(names, one.y, bottom=bottoms, color=color, label=label, width=0.6)
+        floor.update({name: low + y for name, low, y in zip(names, bottoms, one.y, strict=True)})
+        return
+    style = {"color": color, "label": label}
+    if one.mark == "points":
+        axes.plot(one.x, one.y, "o", markersize=5, **style)
+    else:
+        drawstyle = "steps-post" if one.mark == "steps" else "default"
+        marker = "o" if len(one.x) <= 40 and one.tag != "ideal" else None
+        line = "--" if one.dashed else "-"
+        axes.plot(one.x, one.y, line, drawstyle=drawstyle, marker=marker, markersize=3.5, linewidth=1.6, **style)
+    if one.low:
+        below = [max(0.0, y - low) for y, low in zip(one.y, one.low, strict=True)]
+        above = [max(0.0, high - y) for y, high in zip(one.y, one.high, strict=True)]
+        axes.errorbar(one.x, one.y, yerr=[below, above], fmt="none", ecolor=color, elinewidth=1, capsize=3)
+
+
+def _dress(axes: Any, which: str, axis: Axis, values: Sequence[float | str]) -> None:
+    """Title with unit, scale, ticks."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
+
+    getattr(axes, f"set_{which}label")(axis.title)
+    ticks = getattr(axes, f"{which}axis")
+    if axis.kind in ("log", "log2"):
+        getattr(axes, f"set_{which}scale")("log", base=2 if axis.kind == "log2" else 10)
+        positive = [v for v in values if not isinstance(v, str) and v > 0]
+        if axis.kind == "log2" and positive:
+            ticks.set_ticks(_powers_of_two(min(positive), max(positive)))
+            as_bytes = "bytes" in axis.title
+            ticks.set_major_formatter(FuncFormatter(lambda v, _: bytes_text(v) if as_bytes else f"{v:,.0f}"))
+            ticks.set_minor_formatter(NullFormatter())
+    if axis.percent:
+        ticks.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
+    if axis.from_zero and axis.kind == "linear" and all(v >= 0 for v in values if not isinstance(v, str)):
+        getattr(axes, f"set_{which}lim")(**{"bottom" if which == "y" else "left": 0})
+
+
+def _powers_of_two(low: float, high: float) -> list[float]:
+    first, last = math.floor(math.log2(low)), math.ceil(math.log2(high))
+    every = max(1, math.ceil((last - first) / 7))
+    return [2.0**power for power in range(first, last + 1, every)]

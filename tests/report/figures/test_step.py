@@ -1,0 +1,76 @@
+"""Where an update's time goes: parts add up, the slowest rank is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from megabatch.report.figure import Figure, Missing
+from megabatch.report.figures.step import MAX_RANKS, ranks, step_split
+from megabatch.report.run import read_run, read_runs
+from tests.report.folders import make_run, row
+
+
+def test_parts_add_up_to_the_update(tmp_path: Path) -> None:
+    figure = step_split([read_run(make_run(tmp_path / "a"))])
+    assert isinstance(figure, Figure)
+    parts = {one.name: one.y[0] for one in figure.series}
+    assert sum(parts.values()) == pytest.approx(0.1)
+    assert parts["rest"] == pytest.approx(0.1 - 0.005 - 0.03 - 0.04 - 0.015 - 0.002)
+    assert figure.title.startswith("15.00 % of an update's 100 ms")
+    assert {one.n for one in figure.series} == {(95,)}
+
+
+def test_runs_without_forward_and_backward_show_their_sum(tmp_path: Path) -> None:
+    """On an accelerator the host's clock does not tell them apart."""
+    folder = make_run(tmp_path / "a")
+    lines = [
+        {k: v for k, v in row(n).items() if not k.startswith(("forward", "backward", "optim"))} for n in range(1, 20)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    figure = step_split([read_run(folder)])
+    assert isinstance(figure, Figure)
+    assert {one.name for one in figure.series} == {
+        "waiting for data",
+        "exposed communication",
+        "forward, backward, optimiser",
+        "rest",
+    }
+
+
+def test_several_runs_stand_side_by_side(tmp_path: Path) -> None:
+    figure = step_split(read_runs([make_run(tmp_path / name) for name in ("a", "b")]))
+    assert isinstance(figure, Figure)
+    assert all(one.x == ("a", "b") for one in figure.series)
+
+
+def test_the_slowest_rank_is_named_with_how_much_longer_it_works(tmp_path: Path) -> None:
+    figure = ranks([read_run(make_run(tmp_path / "a"))])
+    assert isinstance(figure, Figure)
+    ratio = (0.005 + 0.04 + 0.04 + 0.002) / (0.005 + 0.03 + 0.04 + 0.002) - 1
+    assert figure.title == f"The slowest rank (1) works {100 * ratio:.2f} % longer than the median rank"
+    assert figure.series[0].x == ("0", "1", "2", "3")
+    assert figure.series[0].n == (97,) * 4
+
+
+def test_of_many_ranks_the_slowest_and_the_fastest_are_shown(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a")
+    table = {"num_updates": 9, "ranks": [{"rank": r, "host": f"h{r}", "forward_seconds": float(r)} for r in range(500)]}
+    (folder / "ranks.json").write_text(json.dumps(table))
+    figure = ranks([read_run(folder)])
+    assert isinstance(figure, Figure)
+    assert len(figure.series) == 1  # parts that no rank knows are not drawn as zero
+    shown = figure.series[0].x
+    assert len(shown) == MAX_RANKS
+    assert (shown[0], shown[-1]) == ("499 h499", "0 h0")
+    assert "of 500 ranks" in figure.caption
+
+
+def test_without_times_there_is_a_reason(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", num_updates=3)
+    (folder / "ranks.json").unlink()
+    for made in (ranks([read_run(folder)]), step_split([read_run(folder)])):
+        assert isinstance(made, Missing)
+        assert made.why

@@ -1,0 +1,83 @@
+"""The claim, its conditions, and how to repeat it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from megabatch.report.claim import conditions, headline, kept, repeat_commands, result_rows, state, tiles
+from megabatch.report.run import read_run, read_runs
+from tests.report.folders import make_hostile_run, make_run
+
+
+def test_a_finished_run_against_its_promise(tmp_path: Path) -> None:
+    run = read_run(make_run(tmp_path / "a"))
+    assert headline([run]) == "resnet8 reached 91.17 % top-1 in 2 min 25 s on 4 workers"
+    accuracy, time, speed = tiles(run)
+    assert (accuracy.value, accuracy.promise, accuracy.is_kept) == ("91.17 %", "at least 90 % top-1", True)
+    assert "all 10,000 validation pictures" in accuracy.detail
+    assert (time.value, time.promise) == ("2 min 25 s", "under 5 minutes on 2 CPU cores")
+    assert "n" not in speed.value or "images/s" in speed.value
+    assert "median of 95 updates" in speed.detail
+    assert state(run) == ("finished", "good")
+
+
+@pytest.mark.parametrize(
+    ("top1", "promise", "wanted"),
+    [
+        (0.9, "at least 90 % top-1", True),
+        (0.8999, "90%", False),
+        (0.5, "no number", None),
+        (0.76, "75.9 % (paper)", True),
+    ],
+)
+def test_a_promise_is_kept_or_not_or_names_no_number(top1: float, promise: str, wanted: bool | None) -> None:
+    assert kept(top1, promise) is wanted
+
+
+def test_a_run_that_goes_on_claims_nothing_yet(tmp_path: Path) -> None:
+    run = read_run(make_run(tmp_path / "a", finished=False))
+    assert headline([run]) == "resnet8 after 4.00 epochs"
+    assert state(run) == ("no result yet", "")
+    assert [(tile.label, tile.is_kept) for tile in tiles(run)] == [("Top-1 accuracy", None), ("Throughput", None)]
+
+
+def test_a_stopped_run_says_by_what(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", finished=False)
+    (folder / "summary.json").write_text(json.dumps({"status": "stopped", "stopped_by": "SIGTERM", "top1": None}))
+    assert state(read_run(folder)) == ("stopped by SIGTERM", "bad")
+
+
+def test_conditions_name_machines_versions_grid_and_batch_stages(tmp_path: Path) -> None:
+    found = dict(conditions(read_run(make_run(tmp_path / "a"))))
+    assert found["workers"] == "4 in a grid of 2x2"
+    assert found["hosts (workers)"] == "node0 (4)"
+    assert found["batch stages"] == "0:256 2:512"
+    assert "torch 2.13.0" in found["versions"]
+    assert found["all-reduce"] == "torus, fp32 on the wire"
+
+
+def test_commands_repeat_the_run_and_quote_its_name(tmp_path: Path) -> None:
+    lines = repeat_commands(read_run(make_run(tmp_path / "a; rm -rf x")))
+    assert lines[0] == f"git checkout {'a' * 40}"
+    assert lines[1].startswith("megabatch train 'a; rm -rf x'/config.toml --workers 4 --grid 2x2")
+    assert len(lines) == 3
+
+
+def test_a_comparison_names_the_best_and_lists_all(tmp_path: Path) -> None:
+    runs = read_runs([make_run(tmp_path / "a"), make_run(tmp_path / "b", workers=2, grid="1x2", finished=False)])
+    assert headline(runs) == "2 runs compared: a reached the most, 91.17 % top-1"
+    head, rows = result_rows(runs)
+    assert all(len(row) == len(head) for row in rows)
+    assert rows[1][:3] == ["b", "no result yet", "-"]
+    assert headline(runs[1:] * 2) == "2 runs compared"
+
+
+def test_hostile_values_do_not_raise(tmp_path: Path) -> None:
+    run = read_run(make_hostile_run(tmp_path / "a"))
+    assert tiles(run)
+    assert conditions(run)
+    assert repeat_commands(run)
+    assert headline([run])

@@ -1,0 +1,121 @@
+"""The page: one file, nothing from elsewhere, same bytes, its data equal to the CSV, nothing injected."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megabatch.errors import ConfigError
+from megabatch.report import page
+from megabatch.report.figure import Figure, csv_text
+from megabatch.report.gather import all_figures
+from megabatch.report.markup import script_hash
+from megabatch.report.page import build_page, html_of
+from megabatch.report.run import read_run, read_runs
+from tests.report.folders import HOSTILE, make_hostile_run, make_run
+
+
+@pytest.fixture(autouse=True)
+def without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five megabytes that these tests do not look at."""
+    monkeypatch.setattr(page, "_plotly", lambda: "/* drawing library */")
+
+
+def html(*folders: Path) -> str:
+    runs = read_runs(folders)
+    return html_of(build_page(runs), runs)
+
+
+def data_in(text: str) -> Any:
+    match = re.search(r'<script type="application/json" id="report-data">(.*?)</script>', text, re.DOTALL)
+    assert match is not None
+    return json.loads(match[1])
+
+
+def test_same_input_same_bytes(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / "a"), make_run(tmp_path / "b", seed=1)]
+    assert html(*folders) == html(*folders)
+    assert html(folders[0]) == html(folders[0])
+
+
+def test_claim_conditions_figures_repeat_in_this_order(tmp_path: Path) -> None:
+    assert re.findall(r'<section id="(\w+)"', html(make_run(tmp_path / "a"))) == [
+        "claim",
+        "conditions",
+        "figures",
+        "repeat",
+    ]
+
+
+def test_nothing_comes_from_elsewhere(tmp_path: Path) -> None:
+    text = html(make_run(tmp_path / "a"))
+    assert not re.search(r'\b(src|href)\s*=\s*"(?!#)', text)
+    assert "@import" not in text
+    assert "url(" not in text
+
+
+def test_the_policy_allows_exactly_the_scripts_of_the_page(tmp_path: Path) -> None:
+    text = html(make_run(tmp_path / "a"))
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
+    assert policy is not None
+    allowed = set(re.findall(r"sha256-[\w+/=]+", policy[1]))
+    scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    assert len(scripts) == 4
+    assert {script_hash(source).strip("'") for source in scripts} == allowed
+    assert "default-src &#x27;none&#x27;" in policy[1]
+
+
+def test_data_of_every_figure_equals_its_csv(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", num_updates=2000)
+    drawn = {figure["key"]: figure for figure in data_in(html(folder))["figures"]}
+    figures = [one for one in all_figures([read_run(folder)]) if isinstance(one, Figure)]
+    assert set(drawn) == {figure.key for figure in figures}
+    for figure in figures:
+        rows = list(csv.reader(io.StringIO(csv_text(figure))))[1:]
+        points = [
+            (one["name"], one["tag"], str(x) if isinstance(x, str) else repr(x), repr(y))
+            for one in drawn[figure.key]["series"]
+            for x, y in zip(one["x"], one["y"], strict=True)
+        ]
+        assert [tuple(row[:4]) for row in rows] == points
+
+
+def test_a_hostile_run_injects_nothing(tmp_path: Path) -> None:
+    folder = make_hostile_run(tmp_path / "<img src=x onerror=alert(1)>")
+    text = html(folder)
+    assert len(re.findall(r"<script", text)) == 5  # theme, data, library, two of ours
+    assert "<img" not in text
+    assert HOSTILE[:20] not in text
+    assert data_in(text)["figures"]
+
+
+def test_the_version_follows_the_content(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", finished=False)
+    before = build_page([read_run(folder)]).version
+    assert build_page([read_run(folder)]).version == before
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write('{"update": 101, "epoch": 4.04, "loss": 0.1}\n')
+    assert build_page([read_run(folder)]).version != before
+
+
+def test_a_missing_library_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr("megabatch.report.page.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="pip install plotly"):
+        html(make_run(tmp_path / "a"))
+
+
+def test_the_library_is_read_without_importing_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.delitem(sys.modules, "plotly", raising=False)
+    library = page._plotly()
+    assert "plotly.js" in library[:200]
+    assert "</script" not in library.lower()
+    assert "plotly" not in sys.modules

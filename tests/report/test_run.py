@@ -1,0 +1,54 @@
+"""Run folders: what is whole is read, what is not is named, what is no run is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from megabatch.errors import DataError
+from megabatch.report.run import read_run, read_runs, setting
+from tests.report.folders import make_hostile_run, make_run
+
+
+def test_a_whole_run(tmp_path: Path) -> None:
+    run = read_run(make_run(tmp_path / "mine"))
+    assert (run.name, run.num_workers, run.grid_text, run.algorithm) == ("mine", 4, "2x2", "torus")
+    assert run.is_finished
+    assert run.problems == ()
+    assert run.metrics.num_rows == 100
+    assert setting(run, "train.ghost_batch") == 64
+    assert setting(run, "train.nothing.deeper") is None
+
+
+def test_a_run_that_goes_on(tmp_path: Path) -> None:
+    run = read_run(make_run(tmp_path / "a", finished=False))
+    assert not run.is_finished
+    assert run.num_workers == 4
+
+
+def test_a_hostile_run_is_read_and_its_damage_named(tmp_path: Path) -> None:
+    run = read_run(make_hostile_run(tmp_path / "a"))
+    assert run.summary == {}
+    assert run.metrics.num_rows == 59 + 2  # what names an update counts as a row
+    said = "; ".join(run.problems)
+    assert "summary.json is not whole JSON" in said
+    assert "plan.json is not whole JSON" in said
+    assert "lines of metrics.jsonl" in said
+
+
+@pytest.mark.parametrize("content", [None, "empty", "junk"])
+def test_what_is_no_run_is_one_line(tmp_path: Path, content: str | None) -> None:
+    folder = tmp_path / "x"
+    if content:
+        folder.mkdir()
+    if content == "junk":
+        (folder / "metrics.jsonl").write_text("junk\n")
+    with pytest.raises(DataError, match="give the folder of a run") as caught:
+        read_run(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_runs_of_equal_name_are_told_apart(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / parent / "same", num_updates=3) for parent in ("a", "b", "c")]
+    assert [run.name for run in read_runs(folders)] == ["same", "same (2)", "same (3)"]

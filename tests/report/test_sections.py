@@ -1,0 +1,83 @@
+"""The sections of the page: order, table alternatives, accessible names, no markup from runs."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+from megabatch.report.figure import Figure, Missing
+from megabatch.report.figures.network import NetworkTimes
+from megabatch.report.gather import all_figures
+from megabatch.report.run import read_run, read_runs
+from megabatch.report.sections import claim_section, conditions_section, figures_section, repeat_section
+from megabatch.report.torus import torus_as_data
+from tests.report.folders import make_hostile_run, make_run
+
+
+class Elements(HTMLParser):
+    """Counts elements and checks that they nest."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+        if tag not in ("meta", "img", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def figures_html(folder: Path) -> str:
+    run = read_run(folder)
+    found = all_figures([run])
+    figures = [one for one in found if isinstance(one, Figure)]
+    missing = [one for one in found if isinstance(one, Missing)]
+    return figures_section(figures, missing, torus_as_data(run, NetworkTimes()))
+
+
+def test_every_figure_has_a_heading_a_name_and_a_table(tmp_path: Path) -> None:
+    html = figures_html(make_run(tmp_path / "a"))
+    elements = Elements(html)
+    plots = [attributes for _, attributes in elements.seen if attributes.get("class") == "plot"]
+    assert len(plots) == 8
+    assert all(one["role"] == "img" and one["aria-label"] for one in plots)
+    assert html.count("<h3>") == html.count("<figure ") == 9
+    assert html.count("<table>") == 8
+    assert "5 figures are not here, and why" in html
+
+
+def test_tables_are_short_and_say_of_how_many_values(tmp_path: Path) -> None:
+    html = figures_html(make_run(tmp_path / "a", num_updates=500))
+    assert "40 of 520 values" in html
+    assert max(table.count("<tr>") for table in re.findall(r"<table>.*?</table>", html)) <= 41
+
+
+def test_all_sections_nest_also_for_hostile_runs(tmp_path: Path) -> None:
+    hostile = make_hostile_run(tmp_path / "bad")
+    for runs in ([read_run(hostile)], read_runs([hostile, make_run(tmp_path / "b")])):
+        for section in (claim_section, conditions_section, repeat_section):
+            elements = Elements(section(runs))
+            assert not {tag for tag, _ in elements.seen} & {"script", "img"}
+    elements = Elements(figures_html(hostile))
+    assert not {tag for tag, _ in elements.seen} & {"script", "img"}
+
+
+def test_a_comparison_shows_results_and_what_differs(tmp_path: Path) -> None:
+    runs = read_runs([make_run(tmp_path / "a"), make_run(tmp_path / "b", seed=3)])
+    assert "Results, all measured" in claim_section(runs)
+    assert "<td>train.seed</td><td>0</td><td>3</td>" in conditions_section(runs)
+    assert "settings of these runs are equal" in conditions_section([runs[0], runs[0]])
+
+
+def test_a_broken_promise_is_shown_as_such(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a")
+    (folder / "summary.json").write_text((folder / "summary.json").read_text().replace("0.9117", "0.5"))
+    assert "not reached" in claim_section([read_run(folder)])
+    assert "kept" in claim_section([read_run(make_run(tmp_path / "b"))])
