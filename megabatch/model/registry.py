@@ -31,11 +31,13 @@ from megabatch.model.resnet import (
     resnet101,
     resnet152,
 )
-from megabatch.model.small import resnet8, resnet20
+from megabatch.model.small import resnet8, resnet20, resnet44
 
 __all__ = ["build_model", "known_models"]
 
-_SMALL: Mapping[str, Callable[..., nn.Module]] = MappingProxyType({"resnet8": resnet8, "resnet20": resnet20})
+_SMALL: Mapping[str, Callable[..., nn.Module]] = MappingProxyType(
+    {"resnet8": resnet8, "resnet20": resnet20, "resnet44": resnet44}
+)
 _LARGE: Mapping[str, Callable[..., nn.Module]] = MappingProxyType(
     {
         "resnet18": resnet18,

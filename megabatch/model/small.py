@@ -1,4 +1,4 @@
-"""resnet20 and resnet8 for pictures of about 28 to 32 px: a 3x3 stem and three stages of basic blocks.
+"""resnet20, resnet44 and resnet8 for pictures of about 28 to 32 px: a 3x3 stem and three stages of basic blocks.
 
 He 2015 (arXiv 1512.03385), section 4.2: the first stage has `width` channels; each of the two following
 stages doubles them and halves the resolution; then global average pool and linear classifier, so that any
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from megabatch.model.resnet import BasicBlock, ZeroGamma, initialise, residual_stage
 
-__all__ = ["SmallResNet", "resnet8", "resnet20"]
+__all__ = ["SmallResNet", "resnet8", "resnet20", "resnet44"]
 
 
 class SmallResNet(nn.Module):
@@ -54,6 +54,20 @@ def resnet20(
     """The paper's CIFAR network: three blocks per stage, stem without stride, 0.27 M parameters."""
     return SmallResNet(
         3,
+        num_classes=num_classes,
+        in_channels=in_channels,
+        zero_gamma=zero_gamma,
+        width=width,
+        stem_stride=1,
+    )
+
+
+def resnet44(
+    num_classes: int = 10, in_channels: int = 3, zero_gamma: ZeroGamma = "every_block", width: int = 16
+) -> SmallResNet:
+    """The paper's deeper CIFAR network, that of Hoffer 2017: seven blocks per stage, 0.66 M parameters."""
+    return SmallResNet(
+        7,
         num_classes=num_classes,
         in_channels=in_channels,
         zero_gamma=zero_gamma,

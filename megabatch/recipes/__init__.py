@@ -24,7 +24,8 @@ RECIPES = Path(__file__).parent
 
 def recipe_names() -> list[str]:
     """The recipes that come with the package."""
-    return sorted(path.stem for path in RECIPES.glob("*.toml"))
+    names = (path.stem for path in RECIPES.glob("*.toml"))
+    return sorted(names, key=lambda name: [(part.zfill(9) if part.isdecimal() else part) for part in name.split("_")])
 
 
 def recipe_path(name: str) -> Path:

@@ -2,37 +2,69 @@
 
 from __future__ import annotations
 
+import tomllib
+
 from rich.console import Console
 from rich.table import Table
 
 from megabatch.config import Config
 from megabatch.recipes import load_config, recipe_names, recipe_path
+from megabatch.schedule.batch import count_updates, deal, parse_stages
 
-__all__ = ["print_recipe", "print_recipes"]
+__all__ = ["derived_numbers", "print_recipe", "print_recipes"]
+
+_LABEL = 11
 
 
 def print_recipes(console: Console | None = None) -> None:
     """One row per recipe: what it claims, and on which hardware."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("recipe", "total batch", "epochs", "time", "accuracy", "hardware"):
+    table.add_column("recipe", no_wrap=True)
+    table.add_column("total batch")
+    table.add_column("epochs", justify="right")
+    for column in ("time", "accuracy", "hardware"):
         table.add_column(column, overflow="fold")
     for name in recipe_names():
         config = load_config(name)
         promise = config.promise
-        batch = str(config.train.batch_total)
+        batch = " -> ".join(f"{total:,}" for total in parse_stages(config.train.batch_total).batch_totals)
         table.add_row(name, batch, f"{config.train.epochs:g}", promise.time, promise.accuracy, promise.hardware)
     (console or Console()).print(table)
 
 
 def print_recipe(name: str, console: Console | None = None) -> None:
-    """The promise of one recipe, what is unknown about it, and its settings as they are written."""
+    """The promise of one recipe, what is unknown about it, what follows from it, and its settings as written."""
     console = console or Console(highlight=False, soft_wrap=True)
     config: Config = load_config(name)
-    for label, text in config.promise.model_dump().items():
-        if label == "unknown":
-            for line in text:
-                console.print(f"{'unknown':<10}{line}", markup=False)
-        elif text:
-            console.print(f"{label:<10}{text}", markup=False)
+    for label, text in config.promise.model_dump(exclude={"unknown", "workers", "pictures"}).items():
+        if text:
+            console.print(f"{label:<{_LABEL}}{text}", markup=False)
+    for line in config.promise.unknown:
+        console.print(f"{'unknown':<{_LABEL}}{line}", markup=False)
+    for line in derived_numbers(config):
+        console.print(f"{'numbers':<{_LABEL}}{line}", markup=False)
+    text = recipe_path(name).read_text(encoding="utf-8")
+    if base := tomllib.loads(text).get("base"):
+        console.print(f"{'built on':<{_LABEL}}{base}: what is not set below is as there", markup=False)
     console.print()
-    console.print(recipe_path(name).read_text(encoding="utf-8"), markup=False)
+    console.print(text, markup=False)
+
+
+def derived_numbers(config: Config) -> list[str]:
+    """What follows from a recipe at its published size: updates, ghost batches, how they fall to the workers."""
+    pictures, workers = config.promise.pictures, config.promise.workers
+    stages, ghost = parse_stages(config.train.batch_total), config.train.ghost_batch
+    lines = []
+    if pictures:
+        updates = count_updates(stages, ghost, pictures, round(config.train.epochs * pictures))
+        lines.append(f"{updates:,} updates in {config.train.epochs:g} epochs of {pictures:,} pictures")
+    for start, total in zip(stages.from_epochs, stages.batch_totals, strict=True):
+        ghosts = total // ghost
+        line = f"from epoch {start:g}: {total:,} pictures an update = {ghosts:,} ghost batches of {ghost}"
+        if workers:
+            counts = sorted({len(deal(ghosts, workers, worker)) for worker in range(workers)})
+            line += f", {' or '.join(map(str, counts))} on each of {workers:,} workers"
+        if pictures:
+            line += f"; {total / pictures:.2%} of the set"
+        lines.append(line)
+    return lines

@@ -19,7 +19,7 @@ from megabatch.model.small import SmallResNet
 
 def test_known_models() -> None:
     assert known_models() == (
-        *("resnet8", "resnet20"),
+        *("resnet8", "resnet20", "resnet44"),
         *("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
     )
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megabatch.model.resnet import ZeroGamma, residual_norms
-from megabatch.model.small import SmallResNet, resnet8, resnet20
+from megabatch.model.small import SmallResNet, resnet8, resnet20, resnet44
 
 Constructor = Callable[..., SmallResNet]
 both = pytest.mark.parametrize("constructor", [resnet8, resnet20])
@@ -38,7 +38,7 @@ def test_parameter_count_of_resnet8(in_channels: int, width: int, num_classes: i
     assert _count(model) == stem + stage1 + stage2 + stage3 + classifier
 
 
-@pytest.mark.parametrize(("constructor", "depth"), [(resnet8, 1), (resnet20, 3)])
+@pytest.mark.parametrize(("constructor", "depth"), [(resnet8, 1), (resnet20, 3), (resnet44, 7)])
 def test_names_are_those_of_the_large_networks(constructor: Constructor, depth: int) -> None:
     expected = ["conv1.weight", "bn1.weight", "bn1.bias"]
     for stage in (1, 2, 3):
@@ -95,7 +95,7 @@ def _recompute(state: Mapping[str, Tensor], x: Tensor, *, depth: int, stem_strid
     return x.mean((2, 3)) @ state["fc.weight"].T + state["fc.bias"]
 
 
-@pytest.mark.parametrize(("constructor", "depth", "stem_stride"), [(resnet8, 1, 2), (resnet20, 3, 1)])
+@pytest.mark.parametrize(("constructor", "depth", "stem_stride"), [(resnet8, 1, 2), (resnet20, 3, 1), (resnet44, 7, 1)])
 def test_forward_equals_functional_recomputation(constructor: Constructor, depth: int, stem_stride: int) -> None:
     generator = torch.Generator().manual_seed(4)
     model = constructor(num_classes=6, in_channels=2, width=5).double().eval()

@@ -10,7 +10,8 @@ from rich.console import Console
 
 from megabatch.errors import ConfigError
 from megabatch.recipes import load_config, recipe_names, recipe_path
-from megabatch.recipes.show import print_recipe, print_recipes
+from megabatch.recipes.show import derived_numbers, print_recipe, print_recipes
+from megabatch.schedule.batch import parse_stages
 
 
 def plain_console(width: int = 300) -> tuple[Console, io.StringIO]:
@@ -30,7 +31,7 @@ def test_the_list_has_a_row_for_every_recipe_with_its_claims() -> None:
             config.promise.time,
             config.promise.accuracy,
             config.promise.hardware,
-            str(config.train.batch_total),
+            *(f"{total:,}" for total in parse_stages(config.train.batch_total).batch_totals),
         ):
             assert text in row
 
@@ -39,6 +40,28 @@ def test_a_narrow_terminal_folds_the_words_and_loses_none() -> None:
     console, out = plain_console(width=60)
     print_recipes(console)
     assert "".join(load_config("demo").promise.hardware.split()) in _column(out.getvalue(), "hardware")
+
+
+def test_no_name_is_cut_or_folded_on_a_usual_terminal() -> None:
+    console, out = plain_console(width=80)
+    print_recipes(console)
+    shown = [line.split()[0] for line in out.getvalue().splitlines() if line and not line.startswith(" ")]
+    assert shown[1:] == recipe_names()
+
+
+def test_the_numbers_of_a_published_run() -> None:
+    updates, batch = derived_numbers(load_config("akiba2017"))
+    assert updates == "3,519 updates in 90 epochs of 1,281,167 pictures"
+    assert batch == (
+        "from epoch 0: 32,768 pictures an update = 1,024 ghost batches of 32, 1 on each of 1,024 workers; "
+        "2.56% of the set"
+    )
+
+
+def test_a_recipe_built_on_another_says_so() -> None:
+    console, out = plain_console()
+    print_recipe("akiba2017", console)
+    assert "built on   goyal2017: what is not set below is as there\n" in out.getvalue()
 
 
 def _column(text: str, name: str) -> str:
@@ -58,8 +81,9 @@ def test_one_recipe_shows_its_promise_its_unknowns_and_its_file(tmp_path: Path) 
     console, out = plain_console()
     print_recipe(str(path), console)
     text = out.getvalue()
-    assert "paper     a [bold]paper[/]\n" in text
-    assert "unknown   the rate [red]\nunknown   the weather\n" in text
+    assert "paper      a [bold]paper[/]\n" in text
+    assert "unknown    the rate [red]\nunknown    the weather\n" in text
+    assert "numbers    from epoch 0: 256 pictures an update = 8 ghost batches of 32\n" in text
     assert "command" not in text.split("\n\n")[0]
     assert text.rstrip("\n").endswith(path.read_text(encoding="utf-8").rstrip("\n"))
 
@@ -68,7 +92,7 @@ def test_by_default_it_goes_to_stdout_unwrapped(capsys: pytest.CaptureFixture[st
     print_recipe("demo")
     shown = capsys.readouterr().out
     assert recipe_path("demo").read_text(encoding="utf-8").strip() in shown
-    assert f"command   {load_config('demo').promise.command}\n" in shown
+    assert f"command    {load_config('demo').promise.command}\n" in shown
 
 
 def test_an_unknown_recipe_is_refused() -> None:
