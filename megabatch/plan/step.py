@@ -1,0 +1,191 @@
+"""Seconds of one update: compute, the communication that the backward pass does not hide, stragglers, the loader.
+
+    update = max(loader, compute + exposed communication) + straggler
+
+Compute is the table of the cluster times the ghost batches a worker takes. Buckets of gradients become ready during
+the backward pass of the last ghost batch and travel one after another; what is still on its way when it ends is
+exposed. The straggler term is the expected maximum over the workers, whose times scatter by a part of the compute
+and by a jitter that does not shrink with the batch. With a fit to rows of whole systems (`Cluster` stays the
+network, `StepFit` knows the step) the fit replaces the sum, and an algorithm counts by how much more or less it
+exposes than the backend's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from megabatch.comm.shape import GridShape
+from megabatch.errors import ConfigError
+from megabatch.plan.calibrate import StepFit
+from megabatch.plan.cluster import KNOBS, Cluster
+from megabatch.plan.cost import price_all_reduce
+from megabatch.plan.interval import Reach, combine, reach_deviation, reach_warnings
+from megabatch.plan.straggler import expected_maximum
+from megabatch.plan.workload import Workload, fill_buckets, model_layers
+
+__all__ = ["Candidate", "StepTime", "exposed_seconds", "step_deviation", "step_time", "step_warnings"]
+
+_OTHER_MODEL = 0.15
+_SMALL = 1.1
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to run a workload: how many workers, and how gradients travel."""
+
+    workers: int
+    algorithm: str
+    grid: GridShape
+    bucket_mb: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds of an update and its parts; `binding` names the largest: "compute", "NIC", "latency", "stragglers"."""
+
+    seconds: float
+    parts: Mapping[str, float]
+    communication_seconds: float
+    local_batch: float
+    binding: str
+    alone_seconds: float
+
+    @property
+    def efficiency(self) -> float:
+        """One worker alone, on the same pictures, over this."""
+        return self.alone_seconds / self.seconds
+
+
+def step_time(
+    cluster: Cluster, workload: Workload, candidate: Candidate, batch_total: int, fit: StepFit | None = None
+) -> StepTime:
+    """Seconds of one update of `batch_total` pictures.
+
+    Raises:
+        ConfigError: fewer ghost batches than workers, or a network the cluster's step times say nothing about.
+    """
+    ghost, passes = _passes(workload, candidate.workers, batch_total)
+    nodes = -(-candidate.workers // cluster.workers_per_node)
+    one_pass = cluster.compute.seconds(ghost) * _model_factor(cluster, workload)
+    compute = passes * one_pass
+    exposed, whole, link = exposed_seconds(cluster, workload, candidate, one_pass)
+    scatter = math.hypot(cluster.straggler_deviation.value * compute, cluster.jitter_seconds.value)
+    straggler = scatter * expected_maximum(candidate.workers)
+    if fit is not None:
+        fixed, per_picture, across, per_worker = fit.parameters
+        compute = passes * (fixed + per_picture * ghost)
+        backend = Candidate(candidate.workers, "backend", GridShape((1, candidate.workers)), workload.bucket_mb)
+        usual = exposed_seconds(cluster, workload, backend, one_pass)[0] if candidate.workers > 1 else 0.0
+        exposed = max(0.0, (across if nodes > 1 else 0.0) + exposed - usual)
+        straggler = per_worker * expected_maximum(candidate.workers)
+    loader = 0.0
+    if cluster.loader_images_per_second is not None:
+        loader = batch_total / nodes / cluster.loader_images_per_second.value
+    wait = max(0.0, loader - compute - exposed)
+    parts = {"compute": compute, "exposed communication": exposed, "stragglers": straggler, "loader": wait}
+    seconds = sum(parts.values())
+    if not math.isfinite(seconds) or seconds <= 0:
+        raise ConfigError(f"the step comes out as {seconds} s, which cannot be; check the numbers of '{cluster.name}'")
+    largest = max(parts, key=lambda name: parts[name])
+    binding = link if largest == "exposed communication" else largest
+    return StepTime(seconds, parts, whole, passes * ghost, binding, compute)
+
+
+def exposed_seconds(
+    cluster: Cluster, workload: Workload, candidate: Candidate, pass_seconds: float
+) -> tuple[float, float, str]:
+    """(seconds left when the backward pass ends, seconds of all buckets, what takes most of them)."""
+    if candidate.workers == 1:
+        return 0.0, 0.0, "nothing"
+    backward = cluster.compute.backward_share * pass_seconds
+    end = whole = 0.0
+    by_part: dict[str, float] = {}
+    known: dict[int, tuple[float, Mapping[str, float]]] = {}
+    for bucket in fill_buckets(workload.layers, workload.bytes_per_parameter, candidate.bucket_mb):
+        if bucket.num_bytes not in known:
+            price = price_all_reduce(cluster, candidate.algorithm, candidate.grid, bucket.num_bytes)
+            known[bucket.num_bytes] = price.seconds, price.parts
+        seconds, parts = known[bucket.num_bytes]
+        end = max(end, bucket.ready * backward) + seconds
+        whole += seconds
+        for name, part in parts.items():
+            by_part[name] = by_part.get(name, 0.0) + part
+    return max(0.0, end - backward), whole, max(by_part, key=lambda name: by_part[name])
+
+
+def step_deviation(
+    cluster: Cluster, workload: Workload, candidate: Candidate, batch_total: int, fit: StepFit | None = None
+) -> float:
+    """Relative standard deviation of `step_time`: every uncertain number of the cluster, and the model's form."""
+    here = step_time(cluster, workload, candidate, batch_total, fit)
+    ghost, _ = _passes(workload, candidate.workers, batch_total)
+    other_model = _OTHER_MODEL if cluster.compute.model != workload.model else 0.0
+    if fit is not None:
+        nodes = -(-candidate.workers // cluster.workers_per_node)
+        return combine(fit.deviation(here.local_batch, candidate.workers, nodes), other_model)
+    squares = 0.0
+    for knob in KNOBS:
+        deviation = cluster.deviation(knob)
+        if deviation:
+            changed = step_time(cluster.changed(knob, _SMALL), workload, candidate, batch_total)
+            squares += (deviation * math.log(changed.seconds / here.seconds) / math.log(_SMALL)) ** 2
+    form = reach_deviation(_reach(cluster, candidate))
+    return combine(math.sqrt(squares), form, cluster.compute.deviation(ghost), other_model)
+
+
+def step_warnings(
+    cluster: Cluster, workload: Workload, candidate: Candidate, batch_total: int, fit: StepFit | None = None
+) -> list[str]:
+    """What makes the interval wide, for people."""
+    ghost, passes = _passes(workload, candidate.workers, batch_total)
+    found = []
+    if ghost != workload.ghost_batch:
+        found.append(
+            f"ghost batch {workload.ghost_batch} gives fewer ghosts than workers; {ghost} is used instead: "
+            "batch-norm then sees other statistics than the recipe's"
+        )
+    if cluster.compute.model != workload.model:
+        found.append(f"step times are of {cluster.compute.model}, scaled to {workload.model} by multiply-adds")
+    if fit is not None:
+        nodes = -(-candidate.workers // cluster.workers_per_node)
+        found += fit.warnings(passes * ghost, candidate.workers, nodes)
+    else:
+        found += cluster.compute.warnings(ghost)
+        found += reach_warnings(_reach(cluster, candidate))
+    if candidate.algorithm == "backend" and cluster.collectives == "tree" and candidate.workers > 1:
+        found.append("the backend's own all-reduce is priced by a rough formula, the better of ring and tree")
+    return found
+
+
+def _reach(cluster: Cluster, candidate: Candidate) -> Reach:
+    """A cluster file knows one node; a calibration knows the world it was measured in."""
+    known = cluster.workers_per_node
+    if cluster.calibration is not None:
+        known = cluster.calibration.shape.num_ranks
+    return Reach(workers=max(0.0, math.log2(candidate.workers / known)))
+
+
+def _passes(workload: Workload, workers: int, batch_total: int) -> tuple[int, int]:
+    """(ghost batch, ghost batches of the busiest worker); a ghost too large for the workers is cut down."""
+    ghost = workload.ghost_batch
+    if batch_total // ghost < workers:
+        ghost = batch_total // workers
+        if ghost < 2:
+            raise ConfigError(
+                f"total batch {batch_total:,} on {workers:,} workers leaves {batch_total / workers:.2g} pictures each; "
+                "at least 2 are needed: ask for fewer workers or a larger batch"
+            )
+    return ghost, -(-(batch_total // ghost) // workers)
+
+
+def _model_factor(cluster: Cluster, workload: Workload) -> float:
+    if cluster.compute.model == workload.model:
+        return 1.0
+    if not workload.work:
+        raise ConfigError(
+            f"cluster '{cluster.name}' has step times of {cluster.compute.model}, the recipe trains {workload.model}; "
+            "measure it with `megabatch bench step` and give the file with --calibrate"
+        )
+    return workload.work / model_layers(cluster.compute.model)[1]

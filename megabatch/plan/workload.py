@@ -1,0 +1,164 @@
+"""What is trained, as the planner sees it: gradient bytes by layer, pictures, batches, epochs. Imports no torch.
+
+The layer list of the ResNets is computed once from `megabatch.model.resnet` at 224 pixels and stored as
+`data/layers.csv`; a test compares the two. Gradients become ready from the last layer to the first, each layer
+taking its part of the multiply-adds out of the backward pass. DDP fills buckets in that order: the first holds at
+most 1 MiB, so that communication starts early, the others `bucket_mb`.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import math
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from megabatch.config import Config
+from megabatch.errors import ConfigError, nearest
+from megabatch.recipes import load_config
+from megabatch.schedule.batch import BatchStages, count_updates, parse_stages
+
+__all__ = ["IMAGENET_TRAIN", "Bucket", "Layer", "Workload", "fill_buckets", "model_layers", "workload_of"]
+
+IMAGENET_TRAIN, IMAGENET_VAL = 1_281_167, 50_000
+_LAYERS = Path(__file__).parent / "data" / "layers.csv"
+_FIRST_BUCKET_BYTES = 1 << 20
+_KNOWN_SETS = {"fashion-mnist": (60_000, 10_000), "cifar10": (50_000, 10_000), "imagenette": (9_469, 3_925)}
+_WIRE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One convolution with its norm, or the classifier; `work` is its part of the network's multiply-adds."""
+
+    name: str
+    parameters: int
+    work: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Gradients that travel together; `ready` is the part of the backward pass after which they exist."""
+
+    num_bytes: int
+    ready: float
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One recipe. `bytes_per_parameter` on the wire; `work` is multiply-adds of one picture (0: not known)."""
+
+    name: str
+    model: str
+    layers: tuple[Layer, ...]
+    stages: BatchStages
+    ghost_batch: int
+    epochs: float
+    num_train: int = IMAGENET_TRAIN
+    num_val: int = IMAGENET_VAL
+    bytes_per_parameter: int = 4
+    work: float = 0.0
+    evaluate_every_epochs: float = 1.0
+    bucket_mb: float = 25.0
+    algorithm: str = "backend"
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of one whole gradient on the wire."""
+        return sum(layer.parameters for layer in self.layers) * self.bytes_per_parameter
+
+    def with_batch(self, stages: BatchStages, ghost_batch: int | None = None) -> Workload:
+        """The same recipe at another total batch."""
+        return dataclasses.replace(self, stages=stages, ghost_batch=ghost_batch or self.ghost_batch)
+
+    def updates_by_stage(self, epochs: float) -> list[tuple[int, int]]:
+        """(total batch, updates) of each stage, for a run of so many epochs."""
+        counts, before = [], 0
+        for index in range(1, len(self.stages.batch_totals) + 1):
+            head = BatchStages(self.stages.from_epochs[:index], self.stages.batch_totals[:index])
+            last = index == len(self.stages.batch_totals)
+            end = epochs if last else min(epochs, self.stages.from_epochs[index])
+            total = count_updates(head, self.ghost_batch, self.num_train, max(0, round(end * self.num_train)))
+            counts.append((self.stages.batch_totals[index - 1], max(0, total - before)))
+            before = max(before, total)
+        return counts
+
+
+@cache
+def model_layers(model: str) -> tuple[tuple[Layer, ...], float]:
+    """The layers of a stored network and its multiply-adds per picture.
+
+    Raises:
+        ConfigError: no layer list is stored for it.
+    """
+    with open(_LAYERS, encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    known = sorted({row["model"] for row in rows})
+    if model not in known:
+        raise ConfigError(
+            f"no layer list is stored for network '{model}' (stored: {', '.join(known)}); measure it with "
+            f"`megabatch bench step` and give the file with --calibrate{nearest(model, known)}"
+        )
+    mine = [row for row in rows if row["model"] == model]
+    work = sum(int(row["multiply_adds"]) for row in mine)
+    layers = tuple(Layer(row["layer"], int(row["parameters"]), int(row["multiply_adds"]) / work) for row in mine)
+    return layers, float(work)
+
+
+@cache
+def fill_buckets(layers: tuple[Layer, ...], bytes_per_parameter: int, bucket_mb: float) -> tuple[Bucket, ...]:
+    """Cut the gradient into buckets, last layer first; one bucket when `bucket_mb` is infinite."""
+    limit = math.inf if math.isinf(bucket_mb) else bucket_mb * 2**20
+    cap = limit if math.isinf(limit) else min(limit, _FIRST_BUCKET_BYTES)
+    buckets: list[Bucket] = []
+    filled, ready = 0, 0.0
+    for layer in reversed(layers):
+        ready += layer.work
+        filled += layer.parameters * bytes_per_parameter
+        if filled >= cap:
+            buckets.append(Bucket(filled, min(1.0, ready)))
+            filled, cap = 0, limit
+    if filled:
+        buckets.append(Bucket(filled, 1.0))
+    return tuple(buckets)
+
+
+def workload_of(recipe: str, overrides: list[str] | None = None, layers: tuple[Layer, ...] | None = None) -> Workload:
+    """The workload of a recipe, by name or file. `layers` replaces the stored list of its network."""
+    return workload_from_config(load_config(recipe, overrides), Path(recipe).stem, layers)
+
+
+def workload_from_config(config: Config, name: str, layers: tuple[Layer, ...] | None = None) -> Workload:
+    """The workload of settings already read."""
+    work = 0.0
+    if layers is None:
+        layers, work = model_layers(config.model.name)
+        work *= (config.data.image_size / 224) ** 2
+    num_train, num_val = _num_pictures(config)
+    return Workload(
+        name=name,
+        model=config.model.name,
+        layers=layers,
+        stages=parse_stages(config.train.batch_total),
+        ghost_batch=config.train.ghost_batch,
+        epochs=config.train.epochs,
+        num_train=num_train,
+        num_val=num_val,
+        bytes_per_parameter=_WIRE_BYTES[config.comm.wire],
+        work=work,
+        evaluate_every_epochs=config.train.evaluate_every_epochs or config.train.epochs,
+        bucket_mb=config.comm.bucket_mb,
+        algorithm=config.comm.algorithm,
+    )
+
+
+def _num_pictures(config: Config) -> tuple[int, int]:
+    """Pictures of a known set; ImageNet's where the recipe is of that size; the generated set's otherwise."""
+    source = config.data.source
+    if source in _KNOWN_SETS:
+        return _KNOWN_SETS[source]
+    if source == "generated":
+        return config.data.generated.num_train, config.data.generated.num_val
+    return IMAGENET_TRAIN, IMAGENET_VAL

@@ -1,0 +1,58 @@
+"""Counted transfers against a walk over every single rank."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from megabatch.plan.topology import Flows, count_peer_flows, count_ring_flows, count_swap_flows
+
+
+def walk(pairs: list[tuple[int, int]], per_node: int, per_rack: int) -> tuple[int, int]:
+    """Most transfers into or out of one node, and of one rack."""
+    most = []
+    for group in (per_node, per_node * per_rack):
+        out, into = Counter[int](), Counter[int]()
+        for source, target in pairs:
+            if source // group != target // group:
+                out[source // group] += 1
+                into[target // group] += 1
+        most.append(max([0, *out.values(), *into.values()]))
+    return most[0], most[1]
+
+
+def lines(num_ranks: int, stride: int, size: int) -> list[list[int]]:
+    starts = [r for r in range(num_ranks) if r % (stride * size) // stride == 0]
+    return [[start + stride * along for along in range(size)] for start in starts]
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "stride", "size", "per_node", "per_rack"),
+    [(64, 1, 8, 4, 3), (64, 8, 8, 4, 3), (48, 6, 8, 4, 5), (60, 1, 60, 8, 2), (72, 3, 4, 4, 2), (7, 1, 7, 4, 1)],
+)
+def test_rings_and_peers(num_ranks: int, stride: int, size: int, per_node: int, per_rack: int) -> None:
+    axis = lines(num_ranks, stride, size)
+    ring = [(line[i], line[(i + 1) % size]) for line in axis for i in range(size)]
+    nic, rack = walk(ring, per_node, per_rack)
+    assert count_ring_flows(num_ranks, stride, size, per_node, per_rack) == Flows(1, nic, rack)
+    peers = [(one, other) for line in axis for one in line for other in line if one != other]
+    nic, rack = walk(peers, per_node, per_rack)
+    assert count_peer_flows(num_ranks, stride, size, per_node, per_rack) == Flows(size - 1, nic, rack)
+
+
+@pytest.mark.parametrize("distance", [1, 2, 4, 8, 16, 32])
+def test_swaps(distance: int) -> None:
+    pairs = [(rank, rank ^ distance) for rank in range(50) if rank ^ distance < 50]
+    nic, rack = walk(pairs, 4, 3)
+    assert count_swap_flows(50, distance, 4, 3) == Flows(1, nic, rack)
+
+
+def test_leaders_send_alone() -> None:
+    assert count_ring_flows(64, 4, 16, 4, 0, leaders=True) == Flows(1, 1, 0)
+    assert count_ring_flows(64, 4, 16, 4, 0) == Flows(1, 4, 0)
+
+
+def test_a_million_ranks_are_counted_at_once() -> None:
+    assert count_ring_flows(1_000_000, 1000, 1000, 8, 0) == Flows(1, 8, 0)
+    assert count_ring_flows(1_000_000, 1, 1_000_000, 8, 0) == Flows(1, 1, 0)

@@ -1,0 +1,70 @@
+"""Layer lists against the networks themselves, buckets against DDP's rule, updates against the engine's count."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from megabatch.errors import ConfigError
+from megabatch.plan.workload import fill_buckets, model_layers, workload_of
+from megabatch.schedule.batch import count_updates, parse_stages
+from tests.plan.laboratory import two_layers, workload
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_stored_layers_are_those_of_the_network(name: str) -> None:
+    from torch import nn
+
+    from megabatch.model import resnet
+
+    network = getattr(resnet, name)()
+    layers, _ = model_layers(name)
+    assert sum(layer.parameters for layer in layers) == sum(p.numel() for p in network.parameters())
+    modules = dict(network.named_modules())
+    assert {layer.name for layer in layers} == {
+        key for key, module in modules.items() if isinstance(module, nn.Conv2d | nn.Linear)
+    }
+    assert sum(layer.work for layer in layers) == pytest.approx(1)
+
+
+def test_resnet50_has_the_known_size() -> None:
+    layers, work = model_layers("resnet50")
+    assert sum(layer.parameters for layer in layers) == 25_557_032
+    assert work == pytest.approx(4.09e9, rel=0.01)  # He 2015 counts 3.8e9 with the stride in the first 1x1
+    with pytest.raises(ConfigError, match="bench step"):
+        model_layers("resnet8")
+
+
+def test_buckets_fill_from_the_last_layer_and_begin_small() -> None:
+    layers, _ = model_layers("resnet50")
+    for bucket_mb in (1.0, 4.0, 25.0, math.inf):
+        buckets = fill_buckets(layers, 4, bucket_mb)
+        assert sum(bucket.num_bytes for bucket in buckets) == 4 * 25_557_032
+        assert [bucket.ready for bucket in buckets] == sorted(bucket.ready for bucket in buckets)
+        assert buckets[-1].ready == pytest.approx(1.0)
+    assert len(fill_buckets(layers, 4, math.inf)) == 1
+    assert [(bucket.num_bytes, bucket.ready) for bucket in fill_buckets(two_layers(), 4, 100.0)] == [
+        (3_000_000, 0.25),
+        (1_000_000, 1.0),
+    ]
+
+
+@pytest.mark.parametrize("batch", [32768, "0:34816 30:69632", "0:1024 0.5:2048 1:4096"])
+def test_updates_by_stage_are_the_engines(batch: int | str) -> None:
+    load = workload(batch, ghost=32)
+    stages = parse_stages(batch)
+    counts = load.updates_by_stage(90)
+    assert [total for total, _ in counts] == list(stages.batch_totals)
+    wanted = count_updates(stages, 32, load.num_train, 90 * load.num_train)
+    assert sum(number for _, number in counts) == wanted
+
+
+def test_a_recipe_becomes_a_workload() -> None:
+    load = workload_of("demo", ["model.name=resnet18", "comm.wire=bf16"])
+    assert (load.num_train, load.num_val, load.ghost_batch) == (60_000, 10_000, 64)
+    assert load.bytes_per_parameter == 2
+    assert load.work == pytest.approx(model_layers("resnet18")[1] / 64)  # 28 pixels instead of 224
+    with pytest.raises(ConfigError, match="no layer list"):
+        workload_of("demo")
+    assert workload_of("demo", layers=two_layers()).gradient_bytes == 4_000_000
