@@ -1,0 +1,184 @@
+"""Time and cost of a whole training: initialisation, first updates, updates, evaluations, checkpoints and
+failures.
+
+    time = initialisation + first updates + sum over stages (updates x update) + evaluations + checkpoints and failures
+
+Initialisation is shown apart: it lies before the clock of the papers and of MLPerf, and inside the bill.
+Checkpoints come at Young's and Daly's interval, sqrt(2 C M) - C for a checkpoint of C seconds and a mean time of M
+seconds between failures of the allocation, when the cluster file knows the failures of its nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from megabatch.errors import ConfigError
+from megabatch.plan.calibrate import StepFit
+from megabatch.plan.cluster import Cluster
+from megabatch.plan.convergence import ConvergenceLaw, Epochs
+from megabatch.plan.interval import Interval, combine, interval
+from megabatch.plan.step import Candidate, StepTime, step_deviation, step_time, step_warnings
+from megabatch.plan.workload import Workload
+
+__all__ = ["Prediction", "expected_seconds", "failure_seconds", "predict"]
+
+_OTHER_TIMES = 0.5
+_MAX_DEVIATION = 1.0
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a candidate would take. `step` is of the stage with most updates; intervals hold 80 %.
+
+    time_parts: seconds by part, summing to `total.middle`. cost is None when the cluster has no price.
+    """
+
+    candidate: Candidate
+    batch: str
+    step: Interval
+    step_parts: Mapping[str, float]
+    communication_seconds: float
+    local_batch: float
+    images_per_second: Interval
+    efficiency: float
+    epochs: Interval
+    updates: int
+    time_parts: Mapping[str, float]
+    training: Interval
+    total: Interval
+    node_hours: Interval
+    cost: Interval | None
+    currency: str
+    binding: str
+    warnings: tuple[str, ...]
+
+
+def predict(
+    cluster: Cluster,
+    workload: Workload,
+    candidate: Candidate,
+    *,
+    law: ConvergenceLaw | None = None,
+    fit: StepFit | None = None,
+) -> Prediction:
+    """Predict one candidate; with a `law` the epochs are those to its target, else the recipe's own.
+
+    Raises:
+        ConfigError: the workers do not fit, or what comes out would mean nothing.
+    """
+    cluster.check_holds(candidate.workers)
+    candidate.grid.check_fits(candidate.workers)
+    epochs = law.for_stages(workload.stages) if law else Epochs(workload.epochs, 0.0)
+    counts = [count for count in workload.updates_by_stage(epochs.epochs) if count[1]]
+    if not counts:
+        raise ConfigError(
+            f"{epochs.epochs:g} epochs of {workload.num_train:,} pictures make no update; give more epochs"
+        )
+    steps = {batch: step_time(cluster, workload, candidate, batch, fit) for batch, _ in counts}
+    main_batch = max(counts, key=lambda count: count[1])[0]
+    step = steps[main_batch]
+    deviation = step_deviation(cluster, workload, candidate, main_batch, fit)
+    if deviation > _MAX_DEVIATION:
+        raise ConfigError(
+            f"the step on {candidate.workers:,} workers would be uncertain by a factor of "
+            f"{math.exp(1.28 * deviation):.1f} each way, which says nothing; calibrate nearer to it"
+        )
+    parts = _time_parts(cluster, workload, candidate, epochs.epochs, counts, steps)
+    in_clock = sum(seconds for name, seconds in parts.items() if name != "initialisation")
+    clock_deviation = combine(
+        parts["updates"] / in_clock * combine(deviation, epochs.deviation),
+        (in_clock - parts["updates"]) / in_clock * _OTHER_TIMES,
+    )
+    total_seconds = in_clock + parts["initialisation"]
+    total_deviation = combine(
+        in_clock / total_seconds * clock_deviation, parts["initialisation"] / total_seconds * _OTHER_TIMES
+    )
+    total = interval(total_seconds, total_deviation)
+    nodes = -(-candidate.workers // cluster.workers_per_node)
+    node_hours = total.times(nodes / 3600)
+    price = cluster.price_per_node_hour
+    warnings = step_warnings(cluster, workload, candidate, main_batch, fit)
+    warnings += [text for text in epochs.warnings if text not in warnings]
+    one_step = interval(step.seconds, deviation)
+    return Prediction(
+        candidate=candidate,
+        batch=str(workload.stages),
+        step=one_step,
+        step_parts=step.parts,
+        communication_seconds=step.communication_seconds,
+        local_batch=step.local_batch,
+        images_per_second=Interval(main_batch / one_step.middle, main_batch / one_step.high, main_batch / one_step.low),
+        efficiency=step.efficiency,
+        epochs=interval(epochs.epochs, epochs.deviation),
+        updates=sum(number for _, number in counts),
+        time_parts=parts,
+        training=interval(in_clock, clock_deviation),
+        total=total,
+        node_hours=node_hours,
+        cost=node_hours.times(price.value) if price else None,
+        currency=cluster.currency,
+        binding=_binding(step, parts, total_seconds),
+        warnings=tuple(warnings),
+    )
+
+
+def expected_seconds(
+    cluster: Cluster,
+    workload: Workload,
+    candidate: Candidate,
+    law: ConvergenceLaw | None = None,
+    fit: StepFit | None = None,
+) -> float:
+    """The middle of the total alone, for comparing many candidates."""
+    epochs = law.for_stages(workload.stages).epochs if law else workload.epochs
+    counts = [count for count in workload.updates_by_stage(epochs) if count[1]]
+    steps = {batch: step_time(cluster, workload, candidate, batch, fit) for batch, _ in counts}
+    return sum(_time_parts(cluster, workload, candidate, epochs, counts, steps).values())
+
+
+def failure_seconds(cluster: Cluster, num_nodes: int, run_seconds: float) -> float:
+    """Seconds lost to checkpoints, repeated work and restarts; 0 when the cluster's failures are not known."""
+    if cluster.node_mtbf_seconds is None:
+        return 0.0
+    between = cluster.node_mtbf_seconds.value / num_nodes
+    write, restart = cluster.checkpoint_seconds.value, cluster.restart_seconds.value
+    every = math.sqrt(2 * write * between) - write
+    if every <= write:
+        raise ConfigError(
+            f"{num_nodes:,} nodes of '{cluster.name}' fail every {between:.0f} s, hardly longer than the {write:.0f} s "
+            "of a checkpoint: no progress is possible; use fewer nodes or faster checkpoints"
+        )
+    length = min(every, run_seconds)
+    writes = write * max(0.0, math.ceil(run_seconds / every) - 1)
+    return writes + run_seconds / between * (length / 2 + restart)
+
+
+def _time_parts(
+    cluster: Cluster,
+    workload: Workload,
+    candidate: Candidate,
+    epochs: float,
+    counts: list[tuple[int, int]],
+    steps: Mapping[int, StepTime],
+) -> dict[str, float]:
+    updates = sum(number * steps[batch].seconds for batch, number in counts)
+    num_evaluations = max(1, math.floor(epochs / workload.evaluate_every_epochs + 1e-9))
+    main = steps[max(counts, key=lambda count: count[1])[0]]
+    forward = (1 - cluster.compute.backward_share) * main.parts["compute"] / main.local_batch
+    evaluation = num_evaluations * math.ceil(workload.num_val / candidate.workers) * forward
+    nodes = -(-candidate.workers // cluster.workers_per_node)
+    return {
+        "initialisation": cluster.initialisation_seconds.value,
+        "first updates": cluster.first_updates_seconds.value,
+        "updates": updates,
+        "evaluation": evaluation,
+        "failures": failure_seconds(cluster, nodes, updates + evaluation),
+    }
+
+
+def _binding(step: StepTime, parts: Mapping[str, float], total_seconds: float) -> str:
+    if parts["initialisation"] > 0.5 * total_seconds:
+        return f"initialisation (an update by {step.binding})"
+    return step.binding

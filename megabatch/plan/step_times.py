@@ -1,0 +1,102 @@
+"""Step times of one worker as `megabatch bench step` measures them: a JSON file that the planner reads. Imports no
+torch.
+
+    {"megabatch_step_times": 1, "model": "resnet8", "device": "cpu", "threads": 1, "backward_share": 0.64,
+     "layers": [{"name": "conv1", "parameters": 176, "work": 0.01}, ...],
+     "rows": [{"local_batch": 64, "seconds": 0.11, "deviation": 0.02, "iterations": 20}, ...], "versions": {...}}
+
+`work` is a layer's part of the backward pass, by multiply-adds; `deviation` is the relative scatter of the steps,
+by the distance between the 10th and the 90th percentile, so that a single hiccup does not decide it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from megabatch.errors import ConfigError
+from megabatch.plan.compute import ComputeTable
+from megabatch.plan.workload import Layer
+
+__all__ = ["StepRow", "StepTimes", "read_step_times", "step_times_from_data", "step_times_text"]
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """The median step of one local batch."""
+
+    local_batch: int
+    seconds: float
+    deviation: float
+    iterations: int
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """What one worker of this machine takes for one network."""
+
+    model: str
+    device: str
+    threads: int
+    backward_share: float
+    layers: tuple[Layer, ...]
+    rows: tuple[StepRow, ...]
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def table(self) -> ComputeTable:
+        """As the planner wants it."""
+        points = tuple((float(row.local_batch), row.seconds) for row in self.rows)
+        return ComputeTable(self.model, points, "measured", "megabatch bench step", self.backward_share)
+
+    @property
+    def deviation(self) -> float:
+        """The largest relative scatter of the rows."""
+        return max(row.deviation for row in self.rows)
+
+
+def step_times_text(times: StepTimes) -> str:
+    """The file's content; equal measurements give equal text."""
+    content = {"megabatch_step_times": FORMAT, **asdict(times)}
+    content["versions"] = dict(sorted(times.versions.items()))
+    return json.dumps(content, indent=1) + "\n"
+
+
+def step_times_from_data(content: Mapping[str, Any], source: str) -> StepTimes:
+    """Read the parsed content of such a file; `source` names it in errors."""
+    if content.get("megabatch_step_times") != FORMAT:
+        raise ConfigError(f"{source} has another format than this version writes ({FORMAT}); measure again")
+    try:
+        rows = sorted((StepRow(**row) for row in content["rows"]), key=lambda row: row.local_batch)
+        layers = tuple(Layer(**layer) for layer in content["layers"])
+        times = StepTimes(
+            model=str(content["model"]),
+            device=str(content["device"]),
+            threads=int(content["threads"]),
+            backward_share=float(content["backward_share"]),
+            layers=layers,
+            rows=tuple(rows),
+            versions=dict(content.get("versions", {})),
+        )
+        bad = [row for row in rows if not (row.local_batch >= 1 and row.seconds > 0 and row.deviation >= 0)]
+        if not rows or not layers or bad or not 0 < times.backward_share < 1:
+            raise ValueError(f"rows {bad}" if bad else "rows, layers or backward_share")
+        return times
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{source} is damaged ({error}); measure again with `megabatch bench step`") from None
+
+
+def read_step_times(path: str | Path) -> StepTimes:
+    """Read a file that `megabatch bench step` wrote."""
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"'{path}' cannot be read ({error}); give a file of `megabatch bench step`") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"'{path}' is no table of step times; give a file of `megabatch bench step`")
+    return step_times_from_data(content, f"'{path}'")

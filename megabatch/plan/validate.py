@@ -1,0 +1,166 @@
+"""Predict rows that are known, by a stated rule, and say how far off the predictions were.
+
+    larger   rows of more than 64 workers, from rows of at most 64 of the same family and software stack; where that
+             stack has none, from the family's other stacks, then from other systems with the accelerator (told apart);
+             an accelerator that has no row of at most 64 workers is calibrated on its smallest size
+    others   every row of at most 64 workers, from all the others of at most 64 by the same order of evidence: never
+             from itself
+    pairs    two rows of one family, stack and local batch: the larger from the smaller alone (the network only)
+
+`median_error` and `max_error` are of GPU rows under `larger` that their own stack calibrates. `coverage` is the
+part of all predicted rows under `larger`, whatever the evidence and kind, that the 80 % interval holds.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from megabatch.errors import DataError, MegabatchError
+from megabatch.plan.calibrate import choose_evidence, fit_steps, generation
+from megabatch.plan.rows import Row, read_rows
+
+__all__ = ["CALIBRATED_WORKERS", "RowResult", "Validation", "summarise", "validate_rows"]
+
+CALIBRATED_WORKERS = 64
+_OWN = ("same system", "same stack")
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """One prediction against its measurement, milliseconds; `error` is signed, as a part of the measured value."""
+
+    rule: str
+    row: str
+    kind: str
+    evidence: str
+    num_calibration_rows: int
+    workers: int
+    local_batch: float
+    measured_ms: float
+    predicted_ms: float
+    low_ms: float
+    high_ms: float
+    error: float
+    covered: bool
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Validation:
+    """All results, and the rows about which nothing could be said, with the reason."""
+
+    results: tuple[RowResult, ...]
+    refused: tuple[str, ...]
+    aside: tuple[str, ...]
+
+    def as_data(self) -> dict[str, Any]:
+        """What `--json` prints; errors and coverage are fractions."""
+        larger = [result for result in self.results if result.rule == "larger"]
+        gpu = [result for result in larger if result.kind == "gpu" and result.evidence in _OWN]
+        groups = {
+            "larger, GPU, own stack": gpu,
+            "larger, GPU, other evidence": [r for r in larger if r.kind == "gpu" and r.evidence not in _OWN],
+            "larger, TPU": [r for r in larger if r.kind == "tpu"],
+            "larger, other accelerators": [r for r in larger if r.kind == "other"],
+            "larger, all": larger,
+            "others": [r for r in self.results if r.rule == "others"],
+            "others, own stack": [r for r in self.results if r.rule == "others" and r.evidence in _OWN],
+            "pairs": [r for r in self.results if r.rule == "pairs"],
+        }
+        return {
+            "rule": __doc__.split("\n\n")[1] if __doc__ else "",
+            **{key: value for key, value in summarise(gpu).items() if key != "coverage"},
+            "coverage": summarise(larger)["coverage"],
+            "groups": {name: summarise(results) for name, results in groups.items()},
+            "rows": [asdict(result) for result in self.results],
+            "refused": list(self.refused),
+            "aside": list(self.aside),
+        }
+
+
+def summarise(results: Sequence[RowResult]) -> dict[str, Any]:
+    """Number, median and largest error without sign, and coverage; None where there is nothing."""
+    errors = [abs(result.error) for result in results]
+    return {
+        "num_rows": len(results),
+        "median_error": statistics.median(errors) if errors else None,
+        "max_error": max(errors) if errors else None,
+        "coverage": sum(result.covered for result in results) / len(results) if results else None,
+    }
+
+
+def validate_rows(path: str | Path) -> Validation:
+    """Predict the rows of a table by the three rules."""
+    rows, aside = read_rows(path)
+    small = _calibration_rows(rows)
+    results: list[RowResult] = []
+    refused: list[str] = []
+    for row in rows:
+        rule = "others" if row in small else "larger"
+        known = [other for other in small if other is not row]
+        try:
+            results.append(_predict(row, known, rule))
+        except MegabatchError as error:
+            refused.append(f"line {row.line} ({row.label}, {row.num_workers:,} workers): {error}")
+    if not results:
+        raise DataError(
+            f"'{path}' has no row that the others can predict; add rows of at most {CALIBRATED_WORKERS} workers"
+        )
+    results += [
+        _from_rows(larger, [smaller], _pair_evidence(smaller, larger), "pairs") for smaller, larger in _pairs(rows)
+    ]
+    return Validation(tuple(results), tuple(refused), tuple(aside))
+
+
+def _calibration_rows(rows: Sequence[Row]) -> list[Row]:
+    least: dict[str, int] = {}
+    for row in rows:
+        kind = generation(row.accelerator)
+        least[kind] = min(least.get(kind, row.num_workers), row.num_workers)
+    return [row for row in rows if row.num_workers <= max(CALIBRATED_WORKERS, least[generation(row.accelerator)])]
+
+
+def _predict(row: Row, known: Sequence[Row], rule: str) -> RowResult:
+    evidence_rows, evidence = choose_evidence(known, row.family, row.stack, row.accelerator, row.chassis)
+    return _from_rows(row, evidence_rows, evidence, rule)
+
+
+def _from_rows(row: Row, evidence_rows: Sequence[Row], evidence: str, rule: str) -> RowResult:
+    fit = fit_steps(evidence_rows, evidence)
+    where = (row.local_batch, row.num_workers, row.num_nodes)
+    predicted = fit.predict(*where)
+    return RowResult(
+        rule=rule,
+        row=row.label,
+        kind=row.kind,
+        evidence=evidence,
+        num_calibration_rows=len(evidence_rows),
+        workers=row.num_workers,
+        local_batch=row.local_batch,
+        measured_ms=1e3 * row.step_seconds,
+        predicted_ms=1e3 * predicted.middle,
+        low_ms=1e3 * predicted.low,
+        high_ms=1e3 * predicted.high,
+        error=predicted.middle / row.step_seconds - 1,
+        covered=predicted.holds(row.step_seconds),
+        warnings=tuple(fit.warnings(*where)),
+    )
+
+
+def _pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """Rows that differ in the number of workers only, each smaller one with each larger one."""
+    return [
+        (smaller, larger)
+        for smaller in rows
+        for larger in rows
+        if smaller.num_workers < larger.num_workers
+        and (smaller.family, smaller.stack, smaller.local_batch) == (larger.family, larger.stack, larger.local_batch)
+    ]
+
+
+def _pair_evidence(smaller: Row, larger: Row) -> str:
+    return "same system" if smaller.chassis == larger.chassis else "same stack"

@@ -1,0 +1,83 @@
+"""The whole training: parts that add up, failures by hand, epochs by a law."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from megabatch.comm.shape import GridShape
+from megabatch.errors import ConfigError, GridError
+from megabatch.plan.convergence import mlperf_law
+from megabatch.plan.predict import expected_seconds, failure_seconds, predict
+from megabatch.plan.quantity import Quantity
+from megabatch.plan.step import Candidate, step_time
+from tests.plan.laboratory import laboratory, workload
+
+TORUS = Candidate(1024, "torus", GridShape((32, 32)), 8.0)
+
+
+def test_the_parts_add_up() -> None:
+    cluster = dataclasses.replace(laboratory(), initialisation_seconds=Quantity(60.0))
+    one = predict(cluster, workload(), TORUS)
+    assert one.updates == math.ceil(90 * 1_281_167 / 32768)
+    step = step_time(cluster, workload(), TORUS, 32768)
+    assert one.time_parts["updates"] == pytest.approx(one.updates * step.seconds)
+    assert one.total.middle == pytest.approx(sum(one.time_parts.values()))
+    assert one.total.middle - one.training.middle == pytest.approx(60)
+    assert one.total.middle == pytest.approx(expected_seconds(cluster, workload(), TORUS))
+    assert one.node_hours.middle == pytest.approx(256 * one.total.middle / 3600)
+    assert one.cost is None
+    assert one.training.low < one.training.middle < one.training.high
+    assert one.images_per_second.middle == pytest.approx(32768 / one.step.middle)
+
+
+def test_stages_are_priced_as_stages() -> None:
+    load = workload("0:32768 30:65536")
+    one = predict(laboratory(), load, TORUS)
+    wanted = sum(
+        number * step_time(laboratory(), load, TORUS, batch).seconds for batch, number in load.updates_by_stage(90)
+    )
+    assert one.time_parts["updates"] == pytest.approx(wanted)
+    assert one.time_parts["updates"] < predict(laboratory(), workload(), TORUS).time_parts["updates"]
+
+
+def test_a_target_takes_the_epochs_of_the_law() -> None:
+    law = mlperf_law()
+    one = predict(laboratory(), workload(), TORUS, law=law)
+    assert one.epochs.middle == pytest.approx(law.at(32768).epochs)
+    assert one.epochs.low < one.epochs.middle
+    plain = predict(laboratory(), workload(), TORUS)
+    assert one.training.high / one.training.low > 1.003 * plain.training.high / plain.training.low
+
+
+def test_young_and_daly_by_hand() -> None:
+    nodes, year = 864, 365.25 * 86400
+    cluster = dataclasses.replace(
+        laboratory(),
+        node_mtbf_seconds=Quantity(5 * year),
+        checkpoint_seconds=Quantity(20.0),
+        restart_seconds=Quantity(0.0),
+    )
+    between = 5 * year / nodes
+    assert between / 3600 == pytest.approx(51, abs=1)
+    every = math.sqrt(2 * 20 * between) - 20
+    assert every / 60 == pytest.approx(45, abs=1)
+    month = 30 * 86400.0
+    assert failure_seconds(cluster, nodes, month) / month == pytest.approx(20 / every + every / 2 / between, rel=0.01)
+    assert failure_seconds(cluster, nodes, 122) < 0.1
+    assert failure_seconds(laboratory(), nodes, month) == 0
+    hopeless = dataclasses.replace(cluster, node_mtbf_seconds=Quantity(3600.0))
+    with pytest.raises(ConfigError, match="no progress is possible"):
+        failure_seconds(hopeless, nodes, month)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(GridError, match="needs 1024 workers but the world has 1000"):
+        predict(laboratory(), workload(), dataclasses.replace(TORUS, workers=1000))
+    small = dataclasses.replace(laboratory(), num_nodes=10)
+    with pytest.raises(ConfigError, match="holds 40"):
+        predict(small, workload(), TORUS)
+    with pytest.raises(ConfigError, match="make no update"):
+        predict(laboratory(), workload(epochs=1e-6), TORUS)

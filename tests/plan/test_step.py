@@ -1,0 +1,105 @@
+"""One update: parts by hand, overlap, stragglers, the loader, and what the cluster does not know."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from megabatch.comm.shape import GridShape
+from megabatch.errors import ConfigError
+from megabatch.plan.calibrate import fit_steps
+from megabatch.plan.cost import price_all_reduce
+from megabatch.plan.quantity import Quantity
+from megabatch.plan.step import Candidate, exposed_seconds, step_deviation, step_time, step_warnings
+from megabatch.plan.straggler import expected_maximum
+from tests.plan.laboratory import laboratory, two_layers, workload
+from tests.plan.test_calibrate import row
+
+TORUS = Candidate(1024, "torus", GridShape((32, 32)), 8.0)
+
+
+def test_the_parts_by_hand() -> None:
+    step = step_time(laboratory(), workload(), TORUS, 32768)
+    assert step.local_batch == 32
+    assert step.parts["compute"] == pytest.approx(0.0499)
+    assert step.parts["stragglers"] == pytest.approx(0.01 * 0.0499 * expected_maximum(1024))
+    assert step.parts["loader"] == 0
+    assert step.seconds == pytest.approx(sum(step.parts.values()))
+    assert step.efficiency == pytest.approx(0.0499 / step.seconds)
+    assert step.binding == "compute"
+
+
+def test_one_bucket_hides_nothing_and_the_last_of_several_is_exposed() -> None:
+    cluster, shape = laboratory(), GridShape((8, 8))
+    load = dataclasses.replace(workload(2048), layers=two_layers(), bytes_per_parameter=4)
+    one = exposed_seconds(cluster, load, Candidate(64, "ring", shape, math.inf), 0.03)[0]
+    assert one == pytest.approx(price_all_reduce(cluster, "ring", shape, 4e6).seconds)
+    # 3 MB are ready after a quarter of the backward pass and are gone long before its end: the last MB is exposed.
+    two = exposed_seconds(cluster, load, Candidate(64, "ring", shape, 100.0), 0.03)[0]
+    assert two == pytest.approx(price_all_reduce(cluster, "ring", shape, 1e6).seconds)
+    # With hardly any backward pass both are.
+    none = exposed_seconds(cluster, load, Candidate(64, "ring", shape, 100.0), 1e-9)[0]
+    both = price_all_reduce(cluster, "ring", shape, 1e6).seconds + price_all_reduce(cluster, "ring", shape, 3e6).seconds
+    assert none == pytest.approx(both, rel=1e-4)
+
+
+def test_accumulation_computes_more_and_sends_as_much() -> None:
+    once = step_time(laboratory(), workload(), TORUS, 32768)
+    thrice = step_time(laboratory(), workload(), TORUS, 3 * 32768)
+    assert thrice.parts["compute"] == pytest.approx(3 * once.parts["compute"])
+    assert thrice.parts["exposed communication"] == pytest.approx(once.parts["exposed communication"])
+    uneven = step_time(laboratory(), workload(), TORUS, 32768 + 32)
+    assert uneven.local_batch == 64  # one worker has two ghosts, and all wait for it
+
+
+def test_the_loader_is_a_ceiling() -> None:
+    slow = dataclasses.replace(laboratory(), loader_images_per_second=Quantity(1000.0))
+    step = step_time(slow, workload(), TORUS, 32768)
+    assert step.seconds - step.parts["stragglers"] == pytest.approx(32768 / 256 / 1000)
+    assert step.binding == "loader"
+
+
+def test_jitter_does_not_shrink_with_the_batch() -> None:
+    jittery = dataclasses.replace(laboratory(), jitter_seconds=Quantity(0.001))
+    small = step_time(jittery, workload(16384, 16), TORUS, 16384).parts["stragglers"]
+    assert small == pytest.approx(math.hypot(0.01 * 0.026, 0.001) * expected_maximum(1024))
+
+
+def test_a_ghost_too_large_for_the_workers_is_cut_and_told() -> None:
+    load = workload(8192, 32)
+    step = step_time(laboratory(), load, TORUS, 8192)
+    assert step.local_batch == 8
+    warnings = " ".join(step_warnings(laboratory(), load, TORUS, 8192))
+    assert "ghost batch 32" in warnings
+    assert "outside the measured table" in warnings
+    with pytest.raises(ConfigError, match="at least 2 are needed"):
+        step_time(laboratory(), workload(1024, 32), TORUS, 1024)
+
+
+def test_other_networks_scale_by_work_or_are_refused() -> None:
+    load = dataclasses.replace(workload(), model="resnet101", work=2 * workload().work)
+    assert step_time(laboratory(), load, TORUS, 32768).parts["compute"] == pytest.approx(2 * 0.0499)
+    assert "scaled to resnet101" in " ".join(step_warnings(laboratory(), load, TORUS, 32768))
+    unknown = dataclasses.replace(load, work=0.0)
+    with pytest.raises(ConfigError, match="bench step"):
+        step_time(laboratory(), unknown, TORUS, 32768)
+
+
+def test_deviation_grows_with_every_unknown() -> None:
+    here = step_deviation(laboratory(), workload(), TORUS, 32768)
+    unsure = dataclasses.replace(laboratory().compute, certainty="unknown")
+    assert step_deviation(dataclasses.replace(laboratory(), compute=unsure), workload(), TORUS, 32768) > 2 * here
+    fewer = Candidate(16, "torus", GridShape((4, 4)), 8.0)
+    assert step_deviation(laboratory(), workload(512), fewer, 512) < here
+
+
+def test_a_fit_to_rows_replaces_the_sum() -> None:
+    fit = fit_steps([row(8, 408.0), row(64, 51.0)])
+    cluster = laboratory(workers_per_node="workers_per_node = 8")
+    backend = Candidate(1024, "backend", GridShape((1, 1024)), 25.0)
+    step = step_time(cluster, workload(), backend, 32768, fit)
+    assert step.seconds == pytest.approx(fit.seconds(32, 1024, 128))
+    torus = step_time(cluster, workload(), TORUS, 32768, fit)
+    assert torus.seconds < step.seconds  # the laboratory's backend is a flat ring

@@ -1,0 +1,63 @@
+"""Validation: the rule is kept (no row helps to predict itself), and the public rows give what the docs say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from megabatch.errors import DataError
+from megabatch.plan.validate import validate_rows
+from tests.plan.test_rows import HEAD
+
+PUBLIC = Path(__file__).parents[3] / "shared" / "data" / "mlperf_resnet50_rows.csv"
+
+LINES = (
+    "2.0,NVIDIA,dgxa100_mxnet,closed,A100,x,1,8,8,3264,408.0,27006,120.86,1,0,35,5",
+    "2.0,NVIDIA,dgxa100_n8_mxnet,closed,A100,x,8,8,64,3264,51.0,166871,19.56,1,0,35,5",
+    "2.0,NVIDIA,dgxa100_n64_mxnet,closed,A100,x,64,8,512,26112,51.0,1255385,{},1,0,35,5",
+    "2.0,Else,box,closed,Ascend910,x,16,8,128,4096,32.0,213546,19.18,1,0,35,5",
+)
+
+
+def written(folder: Path, step_ms: float) -> Path:
+    path = folder / "rows.csv"
+    text = "\n".join((HEAD, *LINES)).format(step_ms)
+    path.write_text(text.replace("1255385", str(round(26112e3 / step_ms))) + "\n", encoding="utf-8")
+    return path
+
+
+def test_a_row_does_not_help_to_predict_itself(tmp_path: Path) -> None:
+    first, second = (
+        next(r for r in validate_rows(written(tmp_path, step)).results if r.workers == 512) for step in (20.8, 31.2)
+    )
+    assert first.predicted_ms == second.predicted_ms
+    assert first.covered
+    assert not second.covered
+    assert second.error == pytest.approx(second.predicted_ms / 31.2 - 1)
+
+
+def test_what_json_prints(tmp_path: Path) -> None:
+    data = validate_rows(written(tmp_path, 20.8)).as_data()
+    assert {"median_error", "max_error", "coverage", "rows", "refused", "rule"} <= set(data)
+    assert 0 <= data["median_error"] <= data["max_error"] < 0.12
+    assert data["coverage"] == 1.0
+    assert "ascend910" in data["refused"][0]
+    assert {row["rule"] for row in data["rows"]} == {"larger", "others", "pairs"}
+
+
+def test_nothing_to_predict_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(f"{HEAD}\n{LINES[3]}\n", encoding="utf-8")
+    with pytest.raises(DataError, match="no row that the others can predict"):
+        validate_rows(path)
+
+
+@pytest.mark.skipif(not PUBLIC.is_file(), reason="the public rows lie beside the clone, not in it")
+def test_the_public_rows() -> None:
+    data = validate_rows(PUBLIC).as_data()
+    assert data["median_error"] <= 0.05
+    assert data["max_error"] <= 0.12
+    assert data["coverage"] >= 0.8
+    assert data["groups"]["pairs"]["median_error"] <= 0.03
+    assert data["groups"]["others"]["coverage"] >= 0.8
