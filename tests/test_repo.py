@@ -49,7 +49,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model": BELOW,
     "data": BELOW,
     "report": {"errors", "comm.drawing", "comm.calibration"},
-    "plan": {"errors", "comm.phases", "comm.shape", "comm.price", "comm.calibration", "comm.select"},
+    "plan": BELOW
+    | {"recipes", "report.record", "comm.phases", "comm.shape", "comm.price", "comm.calibration", "comm.select"},
     "train": BELOW | {"recipes", "comm", "optim", "model", "data", "report"},
     "study": BELOW | {"recipes", "report", "train.folder", "train.launch"},
     "commands": BELOW | {"recipes", "comm", "optim", "model", "data", "report", "plan", "study", "launch", "train"},
@@ -65,6 +66,7 @@ TORCH_FREE = (
     # A mistake in a recipe, a folder or a launcher's variables is told without the seconds that torch takes to load.
     *("megabatch.train.entry", "megabatch.train.folder", "megabatch.train.world"),
     "megabatch.study.conduct",
+    *("megabatch.plan.request", "megabatch.plan.show", "megabatch.plan.validate"),
 )
 
 WHOLE_RUNS = "only whole runs show what it does: tests/system"

@@ -23,8 +23,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from megabatch.comm.phases import WORLD, Phase, Step, num_lanes, phases
-from megabatch.comm.price import LinkCost, all_reduce_seconds, phase_seconds
+from megabatch.comm.phases import ALGORITHMS, WORLD, Phase, Step, num_lanes, phases
+from megabatch.comm.price import LinkCost, phase_seconds
+from megabatch.comm.select import predictions
 from megabatch.comm.shape import GridShape
 from megabatch.plan.cluster import Cluster, Network
 from megabatch.plan.topology import Flows, count_peer_flows, count_ring_flows, count_swap_flows
@@ -105,11 +106,12 @@ def price_all_reduce(cluster: Cluster, algorithm: str, shape: GridShape, message
     """
     if cluster.calibration is None:
         return price_curve(cluster.network, algorithm, shape).at(message_bytes)
-    links = cluster.calibration.links(shape)
-    phase_list = phases(algorithm, shape)
-    seconds = all_reduce_seconds(phase_list, shape, links, message_bytes)
-    latency = min(seconds, all_reduce_seconds(phase_list, shape, links, 0))
-    return AllReduce(seconds, {"latency": latency, "NIC": seconds - latency})
+    if algorithm not in ALGORITHMS:
+        phases(algorithm, shape)  # says which are known
+    ranked = {one.algorithm: one.seconds for one in predictions(cluster.calibration, shape, message_bytes)}
+    tiny = {one.algorithm: one.seconds for one in predictions(cluster.calibration, shape, 1)}
+    latency = min(ranked[algorithm], tiny[algorithm])
+    return AllReduce(ranked[algorithm], {"latency": latency, "NIC": ranked[algorithm] - latency})
 
 
 @lru_cache(maxsize=65536)

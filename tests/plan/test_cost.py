@@ -8,11 +8,12 @@ of the hierarchical runs pipelines four segments; halving-doubling there starts 
 from __future__ import annotations
 
 import csv
+import dataclasses
 from pathlib import Path
 
 import pytest
 
-from megabatch.comm.calibration import AxisCost, Calibration
+from megabatch.comm.calibration import AxisCost, Calibration, MeasuredPoint
 from megabatch.comm.phases import Phase, Step, phases
 from megabatch.comm.price import all_reduce_seconds
 from megabatch.comm.shape import GridShape, parse_grid
@@ -88,11 +89,12 @@ def test_a_tree_is_only_for_clusters_that_say_so() -> None:
 
 def test_a_measured_grid_is_priced_by_its_axes() -> None:
     axes = (AxisCost("column", 2, 2e-3, 2.5e7), AxisCost("row", 4, 1e-4, 1e9))
-    calibration = Calibration("2x4", 2, "gloo", axes)
-    cluster = laboratory()
-    object.__setattr__(cluster, "calibration", calibration)
+    calibration = Calibration("2x4", 2, "gloo", axes, (MeasuredPoint("backend", 1_000_000, 0.25),))
+    cluster = dataclasses.replace(laboratory(), calibration=calibration)
     shape = GridShape((2, 4))
-    wanted = all_reduce_seconds(phases("torus", shape), shape, calibration.links(shape), 1e6)
-    assert price_all_reduce(cluster, "torus", shape, 1e6).seconds == wanted
+    phase_list = calibration.phases("direct", shape, 1e6)
+    wanted = all_reduce_seconds(phase_list, shape, calibration.links(shape), 1e6)
+    assert price_all_reduce(cluster, "direct", shape, 1e6).seconds == wanted
+    assert price_all_reduce(cluster, "backend", shape, 1e6).seconds == 0.25  # measured, not priced
     with pytest.raises(ConfigError, match="says nothing about grid 4x2"):
         price_all_reduce(cluster, "torus", GridShape((4, 2)), 1e6)

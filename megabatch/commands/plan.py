@@ -1,0 +1,95 @@
+"""`megabatch plan`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from megabatch.commands.options import Debug, Json
+
+__all__ = ["app"]
+
+app = typer.Typer()
+
+
+@app.command(
+    epilog="Examples: `megabatch plan mikami2018 --cluster abci --workers 1024` - "
+    "`megabatch plan mikami2018 --cluster dgx-a100 --workers 64..4096 --target 75.9 --deadline 10min` - "
+    "`megabatch plan mikami2018 --cluster dgx-a100 --calibrate rows.csv --family nvidia:dgxa100 "
+    '--stack "2.0 mxnet closed"` - '
+    "`megabatch plan demo --cluster this-machine --calibrate step.json --calibrate links.json --workers 4` - "
+    "`megabatch plan --validate rows.csv`"
+)
+def plan(
+    recipe: Annotated[str | None, typer.Argument(help="A name from `megabatch recipes`, or a TOML file.")] = None,
+    cluster: Annotated[str, typer.Option(help="A shipped cluster or a TOML file; `--cluster list` names them.")] = "",
+    workers: Annotated[
+        str | None, typer.Option(help="1024, 256,1024 or 64..4096; by default doubling up to the whole cluster.")
+    ] = None,
+    target: Annotated[
+        float | None, typer.Option(help="Top-1 in per cent: epochs by total batch instead of the recipe's own.")
+    ] = None,
+    study: Annotated[Path | None, typer.Option(help="CSV of `megabatch study`, for the epochs to the target.")] = None,
+    calibrate: Annotated[
+        list[str] | None, typer.Option(help="Rows of systems (CSV), a file of `megabatch bench`, or a run folder.")
+    ] = None,
+    family: Annotated[str, typer.Option(help="Of the calibration rows: organisation:accelerator.")] = "",
+    stack: Annotated[str, typer.Option(help="Of the calibration rows: round, framework, division.")] = "",
+    batch: Annotated[
+        list[str] | None, typer.Option(help='Total batches to try, each 65536 or stages "0:32768 30:65536".')
+    ] = None,
+    algorithm: Annotated[list[str] | None, typer.Option(help="Only these all-reduce algorithms.")] = None,
+    grid: Annotated[str | None, typer.Option(help="Only this grid, rows x columns.")] = None,
+    bucket_mb: Annotated[float | None, typer.Option(min=0.1, help="Only this bucket size.")] = None,
+    objective: Annotated[str, typer.Option(help="time or cost.")] = "time",
+    deadline: Annotated[str | None, typer.Option(help="The cheapest that trains within 90s, 10min or 2h.")] = None,
+    budget: Annotated[float | None, typer.Option(help="The fastest for at most this cost (or node hours).")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the plan for `megabatch train --plan`.")] = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw time against cost: writes .svg, .png and .csv.")] = None,
+    validate: Annotated[Path | None, typer.Option(help="Predict known rows (CSV) and say how far off.")] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """How long a training takes on a cluster, what it costs, on which grid, and why; with 80 % intervals."""
+    if validate is not None:
+        from megabatch.plan.show import print_validation
+        from megabatch.plan.validate import validate_rows
+
+        result = validate_rows(validate)
+        print(json.dumps(result.as_data())) if as_json else print_validation(result)
+        return
+    from megabatch.plan.request import PlanRequest, answer, cluster_lines
+
+    if cluster == "list":
+        for line in cluster_lines():
+            print(line)
+        return
+    answer(
+        PlanRequest(
+            recipe=recipe or "",
+            cluster=cluster,
+            workers=workers,
+            target=target,
+            study=study,
+            calibrate=tuple(calibrate or ()),
+            family=family,
+            stack=stack,
+            batches=tuple(batch or ()),
+            algorithms=tuple(algorithm or ()),
+            grid=grid,
+            bucket_mb=bucket_mb,
+            objective=objective,
+            deadline=deadline,
+            budget=budget,
+            overrides=tuple(set_ or ()),
+            output=output,
+            figure=figure,
+            as_json=as_json,
+        )
+    )

@@ -1,0 +1,150 @@
+"""From what the user typed to an answer: reads the recipe, the cluster and the calibration, plans, prints, writes."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from megabatch.comm.phases import ALGORITHMS
+from megabatch.comm.shape import parse_grid
+from megabatch.errors import ConfigError, nearest
+from megabatch.plan.cluster import Cluster, cluster_names, load_cluster
+from megabatch.plan.convergence import MLPERF_TARGET, ConvergenceLaw, mlperf_law, read_study
+from megabatch.plan.evidence import gather
+from megabatch.plan.planfile import plan_as_data
+from megabatch.plan.planner import Goal, PlanResult, plan, worker_counts
+from megabatch.plan.workload import Workload, workload_of
+from megabatch.report.record import write_atomically
+from megabatch.schedule.batch import BatchStages, parse_stages
+
+__all__ = ["PlanRequest", "answer", "cluster_lines", "parse_duration", "run"]
+
+_UNITS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """The words after `megabatch plan`."""
+
+    recipe: str
+    cluster: str
+    workers: str | None = None
+    target: float | None = None
+    study: Path | None = None
+    calibrate: tuple[str, ...] = ()
+    family: str = ""
+    stack: str = ""
+    batches: tuple[str, ...] = ()
+    algorithms: tuple[str, ...] = ()
+    grid: str | None = None
+    bucket_mb: float | None = None
+    objective: str = "time"
+    deadline: str | None = None
+    budget: float | None = None
+    overrides: tuple[str, ...] = ()
+    output: Path | None = None
+    figure: Path | None = None
+    as_json: bool = False
+
+
+def answer(request: PlanRequest) -> None:
+    """Plan and tell."""
+    result, cluster, workload = run(request)
+    data = plan_as_data(result, cluster.name, workload, _stages_text(request, result, workload))
+    if request.output is not None:
+        write_atomically(request.output, json.dumps(data, indent=1) + "\n")
+    if request.figure is not None:
+        from megabatch.plan.figure import draw_plan
+
+        draw_plan(result, cluster, workload, request.figure)
+    if request.as_json:
+        print(json.dumps(data))
+        return
+    from megabatch.plan.show import print_plan
+
+    print_plan(result, cluster, workload)
+    if request.output is not None:
+        print(f"plan written; follow it with  megabatch train {workload.name} --plan {request.output}")
+
+
+def run(request: PlanRequest) -> tuple[PlanResult, Cluster, Workload]:
+    """Plan, without a word."""
+    if not request.recipe:
+        raise ConfigError("no recipe given; name one of `megabatch recipes`, or a TOML file, before --cluster")
+    if not request.cluster:
+        raise ConfigError(f"no cluster given; add --cluster with one of {', '.join(cluster_names())}, or a TOML file")
+    for name in request.algorithms:
+        if name not in ALGORITHMS:
+            hint = nearest(name, ALGORITHMS)
+            raise ConfigError(f"all-reduce algorithm '{name}' is unknown; known: {', '.join(ALGORITHMS)}{hint}")
+    evidence = gather(load_cluster(request.cluster), request.calibrate, request.family, request.stack)
+    workload = workload_of(request.recipe, list(request.overrides), evidence.layers)
+    batches: list[BatchStages] = [parse_stages(text) for text in request.batches]
+    result = plan(
+        evidence.cluster,
+        workload,
+        worker_counts(evidence.cluster, request.workers),
+        _goal(request),
+        batches=batches,
+        algorithms=request.algorithms,
+        grid=parse_grid(request.grid) if request.grid else None,
+        bucket_mb=request.bucket_mb,
+        law=_law(request),
+        fit=evidence.fit,
+    )
+    return result, evidence.cluster, workload
+
+
+def cluster_lines() -> list[str]:
+    """The shipped clusters, one line each."""
+    return [f"{name:<14} {load_cluster(name).title}" for name in cluster_names()]
+
+
+def parse_duration(text: str) -> float:
+    """Read "90", "90s", "10min" or "2h" as seconds."""
+    match = re.fullmatch(r"\s*([0-9.]+)\s*([a-z]*)\s*", text.lower())
+    try:
+        assert match is not None
+        seconds = float(match[1]) * _UNITS[match[2] or "s"]
+    except (AssertionError, ValueError, KeyError):
+        raise ConfigError(f"duration '{text}' cannot be read; write 90s, 10min or 2h") from None
+    if seconds <= 0:
+        raise ConfigError(f"duration '{text}' is not above 0; write 90s, 10min or 2h")
+    return seconds
+
+
+def _goal(request: PlanRequest) -> Goal:
+    if request.objective not in ("time", "cost"):
+        raise ConfigError(f"objective '{request.objective}' is unknown; choose time or cost")
+    if request.budget is not None and request.budget <= 0:
+        raise ConfigError(f"budget {request.budget:g} buys nothing; give an amount above 0")
+    deadline = parse_duration(request.deadline) if request.deadline else math.inf
+    return Goal(request.objective, deadline, request.budget or math.inf)
+
+
+def _law(request: PlanRequest) -> ConvergenceLaw | None:
+    target = None if request.target is None else request.target / 100 if request.target > 1 else request.target
+    if target is not None and not 0 < target < 1:
+        raise ConfigError(f"target {request.target:g} is no accuracy; give top-1 in per cent, such as 75.9")
+    if request.study is not None:
+        return read_study(request.study, target)
+    if target is None:
+        return None
+    if abs(target - MLPERF_TARGET) > 0.0015:
+        raise ConfigError(
+            f"target {100 * target:g} % is not the {100 * MLPERF_TARGET:g} % of the stored convergence points, which "
+            "say nothing about it; give your own runs with --study, or leave --target out to count the recipe's epochs"
+        )
+    return mlperf_law()
+
+
+def _stages_text(request: PlanRequest, result: PlanResult, workload: Workload) -> str:
+    stages = [parse_stages(text) for text in request.batches] or [workload.stages]
+    chosen: Any = next((one for one in stages if str(one) == result.chosen.batch), workload.stages)
+    if len(chosen.batch_totals) == 1:
+        return str(chosen.batch_totals[0])
+    return " ".join(f"{start:g}:{total}" for start, total in zip(chosen.from_epochs, chosen.batch_totals, strict=True))

@@ -1,0 +1,65 @@
+"""From words to an answer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from megabatch.errors import ConfigError
+from megabatch.plan.planfile import read_plan
+from megabatch.plan.request import PlanRequest, answer, cluster_lines, parse_duration, run
+
+RESNET = ("model.name=resnet50", "data.image_size=224")
+
+
+def test_json_and_a_file_that_train_can_follow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    request = PlanRequest("demo", "abci", "8", overrides=RESNET, as_json=True, output=tmp_path / "plan.json")
+    answer(request)
+    data = json.loads(capsys.readouterr().out)
+    assert data["workers"] == 8
+    assert data["settings"]["train.batch_total"] == 512
+    assert data["prediction"]["step_seconds"]["low"] < data["prediction"]["step_seconds"]["high"]
+    assert read_plan(tmp_path / "plan.json").grid == data["grid"]
+
+
+def test_words_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    answer(PlanRequest("demo", "abci", "8,16", overrides=RESNET, target=75.9, batches=("512", "0:512 2:1024")))
+    assert "Choice" in capsys.readouterr().out
+
+
+def test_clusters_are_listed() -> None:
+    assert any(line.startswith("abci") for line in cluster_lines())
+
+
+def test_durations() -> None:
+    assert [parse_duration(text) for text in ("90", "90s", "10 min", "2h", "1.5d")] == [90, 90, 600, 7200, 129_600]
+    for text in ("soon", "5 years", "0s", "1.2.3s"):
+        with pytest.raises(ConfigError, match="10min"):
+            parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"recipe": ""}, "no recipe given"),
+        ({"cluster": ""}, "no cluster given"),
+        ({"cluster": "abcd"}, "did you mean"),
+        ({"recipe": "nobody"}, "unknown recipe"),
+        ({"target": 80.0}, "say nothing about it"),
+        ({"target": 0.0}, "is no accuracy"),
+        ({"objective": "fun"}, "choose time or cost"),
+        ({"budget": -1.0}, "buys nothing"),
+        ({"workers": "x"}, "cannot be read"),
+        ({"workers": "5000"}, "holds 4,352"),
+        ({"algorithms": ("torsu",)}, "did you mean 'torus'"),
+        ({"batches": ("-5",)}, "positive"),
+        ({"grid": "3x3"}, "needs 9 workers"),
+    ],
+)
+def test_mistakes_are_one_clear_line(changed: dict[str, object], words: str) -> None:
+    given: dict[str, object] = {"recipe": "demo", "cluster": "abci", "workers": "8", "overrides": RESNET}
+    with pytest.raises(Exception, match=words) as caught:
+        run(PlanRequest(**(given | changed)))  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
