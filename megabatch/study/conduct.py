@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from megabatch.errors import ConfigError
 from megabatch.report.record import write_atomically, write_json
+from megabatch.study.ensembles import evaluate_ensembles
 from megabatch.study.figure import draw_arms, draw_batch_sizes, has_matplotlib, save
 from megabatch.study.plan import Run, Study, from_file, from_grid, is_study_file, slug
 from megabatch.study.results import arm_rows, collect, csv_text, markdown_table, statements
@@ -79,6 +80,7 @@ def conduct(request: StudyRequest) -> int:
 
 
 def _write_and_tell(study: Study, output: Path, request: StudyRequest, console: Console, runs: Sequence[Run]) -> None:
+    evaluate_ensembles(study, output)
     results = collect(study, output)
     if not results:
         console.print("no run has finished yet: nothing to show")

@@ -16,6 +16,7 @@ from typing import Any
 from megabatch.errors import DataError
 from megabatch.report.record import read_json
 from megabatch.schedule.batch import parse_stages
+from megabatch.study.ensembles import number_of_run
 from megabatch.study.plan import Arm, Study
 from megabatch.study.statistics import Comparison, Spread, compare, holm, spread
 
@@ -66,8 +67,8 @@ def collect(study: Study, output: Path) -> list[ArmResult]:
             summary = read_json(path)
             if summary["status"] != "finished":
                 continue
-            value = summary.get(arm.metric)
-            if not isinstance(value, (int, float)):
+            value = number_of_run(output / run, arm.metric)
+            if value is None:
                 raise DataError(f"'{path}' has no number '{arm.metric}', which arm '{arm.name}' looks at; name another")
             totals = parse_stages(settings[run].train.batch_total).batch_totals
             runs.append(

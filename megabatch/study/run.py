@@ -29,7 +29,7 @@ from megabatch.study.plan import Run
 from megabatch.train.folder import check_output
 from megabatch.train.launch import LAUNCHED_VARIABLE
 
-__all__ = ["Outcome", "free_cores", "is_finished", "run_all"]
+__all__ = ["ALONE", "COMMAND", "Outcome", "free_cores", "is_finished", "run_all"]
 
 State = Literal["finished", "failed", "stopped"]
 COMMAND = (sys.executable, "-m", "megabatch")
@@ -37,7 +37,7 @@ POLL_SECONDS = 0.2
 _PATIENCE_SECONDS = 300.0  # for runs that were asked to stop: one update can be long
 
 # A world of one worker; port 0 lets the system choose, nobody else has to find it.
-_ALONE = {
+ALONE = {
     "RANK": "0",
     "WORLD_SIZE": "1",
     "LOCAL_RANK": "0",
@@ -155,7 +155,7 @@ def _start(run: Run, output: Path) -> subprocess.Popen[bytes]:
     write_atomically(settings, run.config.to_toml())
     words = [*COMMAND, "train", str(settings), "--output", str(folder)]
     words += ["--resume"] * (folder / "config.toml").is_file()
-    environment = {**os.environ, **_ALONE}
+    environment = {**os.environ, **ALONE}
     try:
         with open(output / "logs" / f"{name}.log", "wb") as log:
             return subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
