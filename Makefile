@@ -6,10 +6,11 @@ WORKERS ?= 4
 GRID ?= 2x2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check clean
+.PHONY: help setup demo study test test-all check clean
 
 help:
 	@echo "make demo      train the demo recipe with four workers in a 2x2 grid on real pictures"
+	@echo "make study     large batches against a small one, three seeds each, a few minutes"
 	@echo "make test      format, types and the fast tests"
 	@echo "make test-all  the fast tests and the slower proofs"
 	@echo "make check     format and types only"
@@ -28,6 +29,15 @@ demo: setup
 	else \
 	  echo "Fashion-MNIST cannot be had here: training on generated pictures instead"; \
 	  $(BIN)/megabatch train demo --workers $(WORKERS) --grid $(GRID) --set data.source=generated; \
+	fi
+
+study: setup
+	@if $(BIN)/megabatch data get fashion-mnist; then \
+	  $(BIN)/megabatch study studies/short.toml --jobs 2 --output runs/study-short; \
+	else \
+	  echo "Fashion-MNIST cannot be had here: generated pictures instead, which show that it works and no more"; \
+	  $(BIN)/megabatch study studies/short.toml --jobs 2 --output runs/study-short-generated \
+	    --set data.source=generated --set data.generated.channels=1; \
 	fi
 
 check: setup

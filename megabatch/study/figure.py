@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["draw_arms", "draw_batch_sizes", "has_matplotlib", "save"]
 
 _COLOURS = ("#2457a6", "#c44e52", "#2f8f5b", "#8c5fb5", "#c98a1b", "#4c9db0", "#7a7a7a", "#a8577e")
-_LOST_POINTS = 12.0  # arms this far below the best would squeeze all others together: they are drawn at the edge
+_LOST_POINTS = 6.0  # arms this far below the best would squeeze all others together: they are drawn at the edge
 _MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
@@ -32,7 +32,7 @@ def has_matplotlib() -> bool:
 
 def draw_arms(results: Sequence[ArmResult], title: str, margin_points: float) -> Figure:
     """One line per arm: seeds as points, mean and standard deviation as a bar, the baseline's margin as a band."""
-    figure, axes = _new(width=9.0, height=1.3 + 0.30 * len(results))
+    figure, axes = _new(width=9.0, height=1.2 + 0.32 * len(results))
     groups = list(dict.fromkeys(result.arm.group for result in results))
     best = max(result.spread.mean for result in results)
     edge = best - _LOST_POINTS
@@ -45,7 +45,8 @@ def draw_arms(results: Sequence[ArmResult], title: str, margin_points: float) ->
         colour = _COLOURS[groups.index(result.arm.group) % len(_COLOURS)]
         values = [run.percent for run in result.runs]
         shown = [max(value, edge) for value in values]
-        axes.plot(shown, [place] * len(shown), "o", color=colour, alpha=0.45, markersize=4.5, mew=0, zorder=2)
+        below = [place + 0.22] * len(shown)
+        axes.plot(shown, below, "o", color=colour, alpha=0.55, markersize=4, mew=0, zorder=2)
         if result.spread.mean >= edge:
             std = 0.0 if math.isnan(result.spread.std) else result.spread.std
             axes.errorbar(
@@ -53,18 +54,16 @@ def draw_arms(results: Sequence[ArmResult], title: str, margin_points: float) ->
             )
         else:
             axes.annotate(
-                f"< {result.spread.mean:.1f} %", (edge, place), (7, 0), textcoords="offset points", va="center", size=8
+                f"{result.spread.mean:.1f} %, off the scale", (edge, place), (7, -3), textcoords="offset points", size=8
             )
     axes.set_yticks(range(len(results)), [result.arm.name for result in results])
     axes.set_ylim(len(results) - 0.4, -0.6)
-    axes.set_xlabel("top-1 accuracy, % (points: seeds; bar: mean and standard deviation)")
+    label = "top-1 accuracy, %\n(points: seeds; bars: mean and standard deviation"
+    band = f"; band: {reference.arm.name} +- {margin_points:g} points" if reference else ""
+    axes.set_xlabel(f"{label}{band})", size=9)
     axes.set_title(title, loc="left", size=11)
     axes.grid(axis="x", color="#dddddd", linewidth=0.6)
-    if reference is not None:
-        note = f"band: {reference.arm.name} +- {margin_points:g} points"
-        axes.annotate(
-            note, (1.0, 1.0), (0, 4), xycoords="axes fraction", textcoords="offset points", ha="right", size=8
-        )
+    axes.tick_params(axis="y", labelsize=9)
     return figure
 
 
@@ -82,16 +81,20 @@ def draw_batch_sizes(results: Sequence[ArmResult], title: str, num_train: int | 
         return None
     figure, axes = _new(width=7.5, height=4.4)
     sizes = sorted({_batch(member) for members in lines.values() for member in members})
-    best = max(result.spread.mean for result in results)
+    edge = max(result.spread.mean for result in results) - _LOST_POINTS
     for index, (group, members) in enumerate(lines.items()):
         colour, mark = _COLOURS[index % len(_COLOURS)], _MARKS[index % len(_MARKS)]
         shift = 1.0 + 0.018 * (index - (len(lines) - 1) / 2)  # so that bars of equal sizes do not hide each other
         x = [_batch(member) * shift for member in members]
-        means = [max(member.spread.mean, best - _LOST_POINTS) for member in members]
+        means = [max(member.spread.mean, edge) for member in members]
+        for position, member in zip(x, members, strict=True):
+            if member.spread.mean < edge:
+                note = f"{member.spread.mean:.1f} %,\noff the scale"
+                axes.annotate(note, (position, edge), (-8, 2), textcoords="offset points", ha="right", size=8)
         stds = [0.0 if math.isnan(member.spread.std) else member.spread.std for member in members]
         axes.errorbar(x, means, yerr=stds, color=colour, marker=mark, markersize=6, capsize=3, label=group, zorder=3)
         for position, member in zip(x, members, strict=True):
-            points = [max(run.percent, best - _LOST_POINTS) for run in member.runs]
+            points = [max(run.percent, edge) for run in member.runs]
             axes.plot([position] * len(points), points, mark, color=colour, alpha=0.35, markersize=3.5, mew=0)
     axes.set_xscale("log", base=2)
     labels = [f"{size:,}" + (f"\n{100 * size / num_train:g} %" if num_train else "") for size in sizes]

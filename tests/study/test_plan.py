@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from megabatch.errors import ConfigError
+from megabatch.schedule.batch import count_updates, parse_stages
 from megabatch.study.plan import from_file, from_grid, is_study_file, run_key
 
 
@@ -101,6 +102,23 @@ def test_files_that_are_refused(study_file: Path, old: str, new: str, complaint:
     study_file.write_text(text.replace(old, new, 1))
     with pytest.raises(ConfigError, match=complaint):
         from_file(study_file)
+
+
+STUDIES = Path(__file__).parents[2] / "studies"
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted(STUDIES.glob("*.toml")) if is_study_file(str(path))])
+def test_shipped_studies_can_be_run(name: str) -> None:
+    """Every arm builds, and the largest batch of a long study gets the 600 updates without which it shows nothing."""
+    study = from_file(STUDIES / f"{name}.toml")
+    for run in study.runs():
+        stages = parse_stages(run.config.train.batch_total)
+        pictures = run.config.data.max_train_pictures
+        updates = count_updates(
+            stages, run.config.train.ghost_batch, pictures, round(run.config.train.epochs * pictures)
+        )
+        assert run.config.train.threads_per_worker == 1
+        assert updates >= (300 if name == "short" else 600) or run.config.train.max_updates
 
 
 def test_a_setting_that_does_not_exist_is_told_before_anything_runs() -> None:
