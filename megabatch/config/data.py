@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from megabatch.config.section import NotNegative, PositiveInt, Section
+from megabatch.config.section import NotNegative, PositiveInt, Section, Share
 
 __all__ = ["AugmentConfig", "DataConfig", "GeneratedConfig"]
 
@@ -21,6 +21,11 @@ class AugmentConfig(Section):
     area_max: Annotated[float, Field(gt=0, le=1)] = 1.0
     aspect_min: Annotated[float, Field(gt=0)] = 3 / 4
     aspect_max: Annotated[float, Field(gt=0)] = 4 / 3
+    brightness: Share = 0.0  # a factor from 1 - this to 1 + this; likewise contrast and saturation
+    contrast: Share = 0.0
+    saturation: Share = 0.0
+    rotation_degrees: Annotated[float, Field(ge=0, le=180)] = 0.0
+    noise_std: Annotated[float, Field(ge=0, le=255)] = 0.0  # grey levels
 
 
 class GeneratedConfig(Section):

@@ -7,19 +7,74 @@ depends on the other pictures of the call, so any split of the work over workers
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from megabatch.data.alter import alter
 from megabatch.data.augment import Augmentation, pad_crop_flip, resized_crop_box
+from megabatch.data.broken import MAX_NEIGHBOURS, Broken, Report
 from megabatch.data.decode import EXACT, Decoding, crop_resized, resize, resize_into
 from megabatch.data.geometry import Box
 from megabatch.data.keyed import keyed_uniforms
 from megabatch.data.sources import PictureArray, Source, picture_name
+from megabatch.errors import DataError
 
-__all__ = ["assemble_evaluation", "assemble_training", "fit"]
+__all__ = ["GREY", "Job", "assemble_evaluation", "assemble_training", "fill_training", "fit"]
+
+GREY = 127
+"""What evaluation shows in place of a broken picture."""
 
 Assembled = tuple[NDArray[np.uint8], NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Training pictures to make: which, and how. `epochs` and `samples` are [n]."""
+
+    augmentation: Augmentation
+    seed: int
+    epochs: NDArray[np.int64]
+    samples: NDArray[np.int64]
+
+
+def fill_training(
+    source: Source,
+    job: Job,
+    pictures: NDArray[np.uint8],
+    labels: NDArray[np.int64],
+    decoding: Decoding = EXACT,
+    report: Report | None = None,
+    watch: Callable[[int], None] = lambda sample: None,
+) -> None:
+    """Fills `pictures`, [n, size, size, channels], and `labels`, [n], with what the job asks for.
+
+    `watch` hears the sample that is about to be read. Broken pictures are replaced (see `megabatch.data.broken`) and
+    told to `report`; without it the first one raises DataError.
+    """
+    augmentation, samples, size = job.augmentation, job.samples, pictures.shape[1]
+    uniforms = keyed_uniforms(job.seed, job.epochs, samples, augmentation.num_draws)
+    labels[:] = source.labels[samples]
+    if (
+        isinstance(source, PictureArray)
+        and augmentation.crop != "resized"
+        and source.pictures.shape[1:3] == (size, size)
+    ):
+        pictures[:] = source.pictures.take(samples, axis=0)
+    else:
+        for at, sample in enumerate(samples.tolist()):
+            watch(sample)
+            mirror = augmentation.flip and bool(uniforms[at, 0] < 0.5)
+            make = partial(_one, source, job, uniforms[at], mirror, pictures[at], decoding)
+            labels[at] = source.labels[_first_readable(source, sample, report, make)]
+    if augmentation.crop != "resized":
+        padding = augmentation.padding if augmentation.crop == "pad" else 0
+        if padding or augmentation.flip:
+            pictures[:] = pad_crop_flip(pictures, padding, augmentation.flip, uniforms)
+    if augmentation.alters:
+        alter(pictures, augmentation, uniforms[:, augmentation.num_crop_draws :])
 
 
 def assemble_training(
@@ -35,49 +90,37 @@ def assemble_training(
 
     `epochs` is one for all or one for each sample. Raises DataError naming a picture that cannot be read.
     """
-    if augmentation.crop == "none" and not augmentation.flip:
-        return assemble_evaluation(source, image_size, samples)
-    uniforms = keyed_uniforms(seed, epochs, samples, augmentation.num_draws)
-    labels = source.labels[samples]
-    if augmentation.crop != "resized":
-        padding = augmentation.padding if augmentation.crop == "pad" else 0
-        pictures = _fitted(source, image_size, samples)
-        return pad_crop_flip(pictures, padding, augmentation.flip, uniforms), labels
     pictures = np.empty((len(samples), image_size, image_size, source.channels), dtype=np.uint8)
-    for at, sample in enumerate(samples.tolist()):
-        mirror = augmentation.flip and bool(uniforms[at, 0] < 0.5)
-        _cut_one(source, sample, augmentation, uniforms[at, 1:], mirror, pictures[at], decoding)
+    labels = np.empty(len(samples), dtype=np.int64)
+    each = np.broadcast_to(np.asarray(epochs, dtype=np.int64), samples.shape)
+    fill_training(source, Job(augmentation, seed, each, samples), pictures, labels, decoding)
     return pictures, labels
 
 
-def _cut_one(
+def assemble_evaluation(
     source: Source,
-    sample: int,
-    augmentation: Augmentation,
-    uniforms: NDArray[np.float64],
-    mirror: bool,
-    out: NDArray[np.uint8],
-    decoding: Decoding,
-) -> None:
-    """Fills `out` with the random resized crop of a picture, decoding no more of it than needed."""
-
-    def choose(height: int, width: int) -> Box:
-        return resized_crop_box(height, width, augmentation, uniforms)
-
-    read_bytes: Callable[[int], bytes] | None = getattr(source, "read_bytes", None)
-    if read_bytes is not None:
-        crop_resized(read_bytes(sample), choose, mirror, out, lambda: picture_name(source, sample), decoding)
-        return
-    picture = source.read(sample)
-    resize_into(picture, choose(*picture.shape[:2]), mirror, out, decoding)
-
-
-def assemble_evaluation(source: Source, image_size: int, indices: NDArray[np.int64]) -> Assembled:
+    image_size: int,
+    indices: NDArray[np.int64],
+    decoding: Decoding = EXACT,
+    report: Report | None = None,
+) -> Assembled:
     """Fitted pictures, [n, image_size, image_size, channels], C-contiguous, and their labels, [n].
 
-    Raises DataError naming a picture that cannot be read.
+    A broken picture is plain grey and told to `report`; without it DataError is raised.
     """
-    return _fitted(source, image_size, indices), source.labels[indices]
+    labels = source.labels[indices]
+    if isinstance(source, PictureArray) and source.pictures.shape[1:3] == (image_size, image_size):
+        return source.pictures.take(indices, axis=0), labels
+    pictures = np.empty((len(indices), image_size, image_size, source.channels), dtype=np.uint8)
+    for at, index in enumerate(indices.tolist()):
+        try:
+            pictures[at] = fit(source.read(index), image_size)
+        except DataError as error:
+            if report is None:
+                raise
+            report(Broken(index, picture_name(source, index), str(error)))
+            pictures[at] = GREY
+    return pictures, labels
 
 
 def fit(picture: NDArray[np.uint8], image_size: int) -> NDArray[np.uint8]:
@@ -95,11 +138,41 @@ def fit(picture: NDArray[np.uint8], image_size: int) -> NDArray[np.uint8]:
     return scaled[top : top + image_size, left : left + image_size]
 
 
-def _fitted(source: Source, image_size: int, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """A new array of the fitted pictures."""
-    if isinstance(source, PictureArray) and source.pictures.shape[1:3] == (image_size, image_size):
-        return source.pictures.take(indices, axis=0)
-    pictures = np.empty((len(indices), image_size, image_size, source.channels), dtype=np.uint8)
-    for at, index in enumerate(indices.tolist()):
-        pictures[at] = fit(source.read(index), image_size)
-    return pictures
+def _first_readable(source: Source, sample: int, report: Report | None, make: Callable[[int], None]) -> int:
+    """Makes the picture of the sample, or of the first one after it that can be read; says which."""
+    for distance in range(MAX_NEIGHBOURS + 1):
+        index = (sample + distance) % len(source)
+        try:
+            make(index)
+            return index
+        except DataError as error:
+            if report is None:
+                raise
+            report(Broken(index, picture_name(source, index), str(error)))
+            last = error
+    raise DataError(f"{MAX_NEIGHBOURS + 1} pictures in a row cannot be read; the last: {last}")
+
+
+def _one(
+    source: Source,
+    job: Job,
+    uniforms: NDArray[np.float64],
+    mirror: bool,
+    out: NDArray[np.uint8],
+    decoding: Decoding,
+    index: int,
+) -> None:
+    """Fills `out` with a random resized crop, decoding no more than needed, or with the fitted picture."""
+    if job.augmentation.crop != "resized":
+        out[:] = fit(source.read(index), out.shape[0])
+        return
+
+    def choose(height: int, width: int) -> Box:
+        return resized_crop_box(height, width, job.augmentation, uniforms[1 : job.augmentation.num_crop_draws])
+
+    read_bytes: Callable[[int], bytes] | None = getattr(source, "read_bytes", None)
+    if read_bytes is not None:
+        crop_resized(read_bytes(index), choose, mirror, out, lambda: picture_name(source, index), decoding)
+        return
+    picture = source.read(index)
+    resize_into(picture, choose(*picture.shape[:2]), mirror, out, decoding)

@@ -16,6 +16,7 @@ from megabatch.data.geometry import Box
 from megabatch.errors import ConfigError
 
 __all__ = [
+    "ALTER_DRAWS",
     "CROP_TRIES",
     "Augmentation",
     "flip_where",
@@ -25,6 +26,7 @@ __all__ = [
 
 CROP_TRIES = 10
 DRAWS_PER_TRY = 4  # area, aspect, top, left
+ALTER_DRAWS = 5  # brightness, contrast, saturation, angle, key of the noise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +35,8 @@ class Augmentation:
 
     `pad` surrounds the picture with `padding` black pixels and cuts the original size out of it; `resized`
     cuts a box of random area (a share of the picture's) and aspect (width / height) and scales it.
+    `brightness`, `contrast` and `saturation` s draw a factor from 1 - s to 1 + s; `rotation_degrees` d an angle from
+    -d to d; `noise_std` is in grey levels. Being a frozen value, it may be another one from one update to the next.
     """
 
     crop: Literal["none", "pad", "resized"] = "none"
@@ -42,6 +46,11 @@ class Augmentation:
     area_max: float = 1.0
     aspect_min: float = 3 / 4
     aspect_max: float = 4 / 3
+    brightness: float = 0.0
+    contrast: float = 0.0
+    saturation: float = 0.0
+    rotation_degrees: float = 0.0
+    noise_std: float = 0.0
 
     def __post_init__(self) -> None:
         if self.crop not in ("none", "pad", "resized"):
@@ -59,10 +68,29 @@ class Augmentation:
                 "it must be a rising range of finite ratios above 0"
             )
 
+        for name in ("brightness", "contrast", "saturation"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"augmentation {name} is {getattr(self, name)}; it must be a share from 0 to 1")
+        if not 0 <= self.rotation_degrees <= 180 or not 0 <= self.noise_std <= 255:
+            raise ConfigError(
+                f"augmentation rotation is {self.rotation_degrees} degrees and noise {self.noise_std} grey levels; "
+                "they must be from 0 to 180 and from 0 to 255"
+            )
+
+    @property
+    def alters(self) -> bool:
+        """Whether colours, angle or noise are changed after the crop."""
+        return bool(self.brightness or self.contrast or self.saturation or self.rotation_degrees or self.noise_std)
+
+    @property
+    def num_crop_draws(self) -> int:
+        """Random numbers for flip (the first) and crop."""
+        return 1 + {"none": 0, "pad": 2, "resized": CROP_TRIES * DRAWS_PER_TRY}[self.crop]
+
     @property
     def num_draws(self) -> int:
-        """Random numbers one picture needs: one for the flip, then those of the crop."""
-        return 1 + {"none": 0, "pad": 2, "resized": CROP_TRIES * DRAWS_PER_TRY}[self.crop]
+        """Random numbers one picture needs: flip, crop, then the changes of `megabatch.data.alter`."""
+        return self.num_crop_draws + (ALTER_DRAWS if self.alters else 0)
 
 
 def pad_crop_flip(

@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["keyed_bits", "keyed_uniforms"]
+__all__ = ["hashed", "keyed_bits", "keyed_uniforms"]
 
 _MASK = (1 << 64) - 1
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -45,6 +45,12 @@ def keyed_uniforms(
     bits = keyed_bits(seed, epochs, samples, count)
     bits >>= _SHIFT_11
     return np.multiply(bits, 2.0**-53, dtype=np.float64)
+
+
+def hashed(key: int, count: int) -> NDArray[np.uint64]:
+    """The first `count` outputs of SplitMix64 started at the key, in little-endian byte order."""
+    state = np.array([key], dtype=np.uint64)
+    return _outputs(state, np.arange(count, dtype=np.uint64)).astype("<u8", copy=False)
 
 
 @lru_cache(maxsize=8)

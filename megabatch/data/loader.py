@@ -1,27 +1,39 @@
-"""Feeds one worker its ghost batches, prepared ahead of time.
+"""Feeds one worker its ghost batches, prepared ahead of time by several lanes.
 
-The loader walks through the same list of updates as the engine, takes from each the ghost batches dealt to this worker
-and prepares their pictures in a background thread. Its whole state is the stream position at which it started, so a
-resumed run replays nothing.
+The loader walks through the same list of updates as the engine and takes from each the ghost batches dealt to this
+worker. A ghost batch is cut into pieces, the pieces are prepared side by side straight into the batch's memory, and
+ghost batches come out in their order. The loader's whole state is the stream position at which it started, so a resumed
+run replays nothing; the stream runs on over the ends of epochs, so nothing is drained there. Batch size, picture size
+and augmentation may differ from one update to the next.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from megabatch.data.assemble import assemble_training
+from megabatch.data.assemble import Job
 from megabatch.data.augment import Augmentation
-from megabatch.data.order import stream
+from megabatch.data.broken import Broken, BrokenLog
+from megabatch.data.child import views
+from megabatch.data.decode import EXACT, Decoding
+from megabatch.data.lanes import Lane, LaneTask, OwnProcess, SameProcess
+from megabatch.data.order import epoch_order, stream
+from megabatch.data.slots import Slots
 from megabatch.data.sources import Source
 from megabatch.schedule.batch import Update, deal
 
-__all__ = ["Ghost", "GhostLoader"]
+__all__ = ["Feeding", "Ghost", "GhostLoader"]
+
+SMALLEST_PIECE = 8
+CLOSE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -38,6 +50,38 @@ class Ghost:
     idle: bool = False
 
 
+@dataclass(frozen=True)
+class Feeding:
+    """How a loader works; nothing in it changes a pixel but `decoding`."""
+
+    threads: int = 1  # lanes in this process, when there are no processes
+    processes: int = 0  # lanes in processes of their own
+    decoding: Decoding = EXACT
+    broken: BrokenLog = field(default_factory=lambda: BrokenLog(0.0))
+
+
+class _Ticket:
+    """A ghost batch in the making."""
+
+    def __init__(
+        self, number: int, idle: bool, pictures: NDArray[np.uint8], labels: NDArray[np.int64], pieces: int
+    ) -> None:
+        self.number, self.idle, self.pictures, self.labels = number, idle, pictures, labels
+        self.broken: list[Broken] = []
+        self.error: BaseException | None = None
+        self.ghost: Ghost | None = None
+        self.ready = threading.Event()
+        self._left, self._lock = pieces, threading.Lock()
+
+    def piece_done(self, broken: list[Broken], error: BaseException | None) -> bool:
+        """Whether this was the last piece."""
+        with self._lock:
+            self.broken += broken
+            self.error = self.error or error
+            self._left -= 1
+            return self._left == 0
+
+
 class GhostLoader:
     """Iterates over `(update, this worker's ghost batches)`; close it when done."""
 
@@ -45,7 +89,7 @@ class GhostLoader:
         self,
         source: Source,
         augmentation: Augmentation,
-        image_size: int,
+        image_size: int | Callable[[float], int],
         seed: int,
         updates: Iterator[Update],
         *,
@@ -53,20 +97,28 @@ class GhostLoader:
         num_workers: int,
         prefetch_ghosts: int = 4,
         pin_for: torch.device | None = None,
+        feeding: Feeding | None = None,
+        largest_image_size: int = 0,
     ) -> None:
-        self._source = source
-        self._augmentation = augmentation
-        self._image_size = image_size
-        self._seed = seed
-        self._updates = updates
-        self._worker = worker
-        self._num_workers = num_workers
-        self._pin_for = pin_for
-        self._queue: queue.Queue[Ghost | Update | BaseException | None]
-        self._queue = queue.Queue(maxsize=prefetch_ghosts)
+        """`image_size` is one for all, or a function of the epoch at which an update starts; then say the largest."""
+        assert largest_image_size or not callable(image_size)
+        self._source, self._augmentation, self._seed, self._updates = source, augmentation, seed, updates
+        self._image_size_at = image_size if callable(image_size) else lambda epoch: image_size
+        self._largest_image_size = largest_image_size if callable(image_size) else image_size
+        self._worker, self._num_workers, self._pin_for = worker, num_workers, pin_for
+        self._feeding = feeding or Feeding()
+        self._room = threading.Semaphore(prefetch_ghosts)
+        self._items: queue.Queue[_Ticket | Update | BaseException | None] = queue.Queue()
+        self._pieces: queue.Queue[tuple[_Ticket, LaneTask] | None] = queue.Queue()
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._produce, name="ghost-loader", daemon=True)
-        self._thread.start()
+        self._slots: Slots | None = None
+        self._sorted_epoch = -1
+        self._num_lanes = self._feeding.processes or max(1, self._feeding.threads)
+        self._threads = [threading.Thread(target=self._plan, name="ghost-plan", daemon=True)]
+        for number in range(self._num_lanes):
+            self._threads.append(threading.Thread(target=self._work, name=f"ghost-lane-{number}", daemon=True))
+        for thread in self._threads:
+            thread.start()
 
     def __iter__(self) -> Iterator[tuple[Update, Iterator[Ghost]]]:
         while (item := self._get()) is not None:
@@ -76,19 +128,35 @@ class GhostLoader:
     def close(self) -> None:
         """Stop preparing; returns within seconds."""
         self._closing.set()
-        self._thread.join(timeout=10)
+        for _ in self._threads:
+            self._pieces.put(None)
+        for thread in self._threads:
+            thread.join(timeout=CLOSE_SECONDS)
+        if self._slots is not None:
+            self._slots.close()
+
+    # --- the consumer's side ---
 
     def _ghosts_of(self, update: Update) -> Iterator[Ghost]:
         for _ in range(max(1, len(deal(update.num_ghosts, self._num_workers, self._worker)))):
-            item = self._get()
-            assert isinstance(item, Ghost)
-            yield item
+            ticket = self._get()
+            assert isinstance(ticket, _Ticket)
+            while not ticket.ready.wait(timeout=1.0):
+                assert any(thread.is_alive() for thread in self._threads[1:]), "the lanes ended without a word"
+            self._room.release()
+            if ticket.error is not None:
+                raise ticket.error
+            self._feeding.broken.note(len(ticket.labels), ticket.broken)
+            assert ticket.ghost is not None
+            ghost = ticket.ghost
+            del ticket  # or the memory would be held until the next one
+            yield ghost
 
-    def _get(self) -> object:
+    def _get(self) -> _Ticket | Update | None:
         while True:
-            was_alive = self._thread.is_alive()  # asked before the wait: it may put its last item and end during it
+            was_alive = self._threads[0].is_alive()  # asked before the wait: it may put its last item and end during it
             try:
-                item = self._queue.get(timeout=1.0)
+                item = self._items.get(timeout=1.0)
             except queue.Empty:
                 assert was_alive, "the loader's thread ended without a word"
                 continue
@@ -96,37 +164,97 @@ class GhostLoader:
                 raise item
             return item
 
-    def _put(self, item: Ghost | Update | BaseException | None) -> bool:
-        while not self._closing.is_set():
-            try:
-                self._queue.put(item, timeout=0.2)
-                return True
-            except queue.Full:
-                continue
-        return False
+    # --- the planning thread ---
 
-    def _produce(self) -> None:
+    def _plan(self) -> None:
+        try:
+            for update in self._updates:
+                self._items.put(update)
+                mine = deal(update.num_ghosts, self._num_workers, self._worker)
+                for index in mine or [0]:
+                    while not self._room.acquire(timeout=0.2):
+                        if self._closing.is_set():
+                            return
+                    if self._closing.is_set():
+                        return
+                    self._order(update, index, idle=not mine)
+            self._items.put(None)
+        except BaseException as error:
+            self._items.put(error)
+
+    def _order(self, update: Update, index: int, idle: bool) -> None:
+        """Put a ghost batch in line for the consumer and its pieces in line for the lanes."""
+        size, count = self._image_size_at(update.start_epoch), update.ghost_batch
+        start = update.start_samples + index * count
+        epochs, samples = stream(self._seed, len(self._source), start, count)
+        self._order_ahead(start)
+        slot, pictures, labels = self._memory(count, size)
+        piece = max(SMALLEST_PIECE, -(-count // self._num_lanes))
+        bounds = range(0, count, piece)
+        ticket = _Ticket(start // count, idle, pictures, labels, len(bounds))
+        self._items.put(ticket)
+        for first in bounds:
+            last = min(first + piece, count)
+            job = Job(self._augmentation, self._seed, epochs[first:last], samples[first:last])
+            self._pieces.put((ticket, LaneTask(job, count, first, last, size, slot, pictures, labels)))
+
+    def _order_ahead(self, start: int) -> None:
+        """Sort the next epoch's order while this one is half through: at 1.28 million pictures it takes a while."""
+        epoch, position = divmod(start, len(self._source))
+        if position >= len(self._source) // 2 and epoch >= self._sorted_epoch:
+            self._sorted_epoch = epoch + 1
+            arguments = (self._seed, epoch + 1, len(self._source))
+            threading.Thread(target=epoch_order, args=arguments, name="next-epoch-order", daemon=True).start()
+
+    def _memory(self, count: int, size: int) -> tuple[int | None, NDArray[np.uint8], NDArray[np.int64]]:
+        channels = self._source.channels
+        if not self._feeding.processes:
+            return None, np.empty((count, size, size, channels), dtype=np.uint8), np.empty(count, dtype=np.int64)
+        slot, memory = self._shared(count).lease()
+        return slot, *views(memory, count, size, channels)
+
+    def _shared(self, count: int) -> Slots:
+        """The shared memory; its slots are as large as the largest pictures need."""
+        if self._slots is None:
+            bytes_of_picture = self._largest_image_size**2 * self._source.channels
+            self._slots = Slots(count * (bytes_of_picture + 8) + 8)
+        return self._slots
+
+    # --- the lanes' threads ---
+
+    def _work(self) -> None:
+        lane: Lane | None = None
         try:
             if self._pin_for is not None:
                 torch.cuda.set_device(self._pin_for)  # a new thread would open a context on device 0 otherwise
-            for update in self._updates:
-                if not self._put(update):
-                    return
-                mine = deal(update.num_ghosts, self._num_workers, self._worker)
-                for index in mine or [0]:
-                    if not self._put(self._ghost(update, index, idle=not mine)):
-                        return
-            self._put(None)
-        except BaseException as error:
-            self._put(error)
+            while (item := self._pieces.get()) is not None and not self._closing.is_set():
+                ticket, task = item
+                broken: list[Broken] = []
+                error: BaseException | None = None
+                try:
+                    lane = lane or self._lane()
+                    broken = lane.prepare(task)
+                except BaseException as raised:
+                    error = raised
+                if ticket.piece_done(broken, error):
+                    self._finish(ticket)
+                del item, ticket, task
+        finally:
+            if lane is not None:
+                lane.close()
 
-    def _ghost(self, update: Update, index: int, idle: bool) -> Ghost:
-        start = update.start_samples + index * update.ghost_batch
-        epochs, samples = stream(self._seed, len(self._source), start, update.ghost_batch)
-        pictures, labels = assemble_training(
-            self._source, self._augmentation, self._image_size, self._seed, epochs, samples
-        )
-        ghost = Ghost(torch.from_numpy(pictures), torch.from_numpy(labels), start // update.ghost_batch, idle)
-        if self._pin_for is not None:
-            return Ghost(ghost.pictures.pin_memory(), ghost.labels.pin_memory(), ghost.number, idle)
-        return ghost
+    def _lane(self) -> Lane:
+        feeding = self._feeding
+        tolerant = feeding.broken.max_share > 0
+        if not feeding.processes:
+            return SameProcess(self._source, feeding.decoding, tolerant)
+        assert self._slots is not None
+        return OwnProcess(self._source, feeding.decoding, tolerant, self._slots)
+
+    def _finish(self, ticket: _Ticket) -> None:
+        if ticket.error is None:
+            pictures, labels = torch.from_numpy(ticket.pictures), torch.from_numpy(ticket.labels)
+            if self._pin_for is not None:
+                pictures, labels = pictures.pin_memory(), labels.pin_memory()
+            ticket.ghost = Ghost(pictures, labels, ticket.number, ticket.idle)
+        ticket.ready.set()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from megabatch.data.keyed import keyed_bits, keyed_uniforms
+from megabatch.data.keyed import hashed, keyed_bits, keyed_uniforms
 
 WORD = 2**64
 
@@ -120,3 +120,8 @@ def test_neighbours_are_not_correlated(axis: int, distance: int) -> None:
     counts = np.bincount(cells, minlength=256)
     chi_square = ((counts - here.size / 256) ** 2).sum() / (here.size / 256)
     assert abs(chi_square - 255) < 4.5 * (2 * 255) ** 0.5
+
+
+def test_hashed_is_one_stream() -> None:
+    assert hashed(1234567, 4).tolist() == list(islice(split_mix(1234567), 4))
+    assert hashed(5, 0).shape == (0,)

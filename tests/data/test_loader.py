@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import os
 import queue
+import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
+from megabatch.data import broken
 from megabatch.data.assemble import assemble_training
 from megabatch.data.augment import Augmentation
-from megabatch.data.loader import Ghost, GhostLoader
+from megabatch.data.broken import BrokenLog
+from megabatch.data.loader import Feeding, Ghost, GhostLoader
 from megabatch.data.order import stream
-from megabatch.data.sources import PictureArray, Source
+from megabatch.data.sources import PictureArray, Source, open_source
 from megabatch.errors import DataError
 from megabatch.schedule.batch import Update, iterate_updates, parse_stages
+from tests.data.conftest import write_tar
+from tests.data.pictures import encoded, photograph
 
 GHOST, NUM_PICTURES, TOTAL, SEED, SIZE = 4, 30, 100, 11, 8
 STAGES = parse_stages("0:4 0.5:12 2:40")  # one, three and ten ghosts: fewer, as many and more than workers
@@ -41,6 +49,7 @@ def loader(
     of: Source | None = None,
     over: Iterator[Update] | None = None,
     ahead: int = 2,
+    feeding: Feeding | None = None,
 ) -> GhostLoader:
     return GhostLoader(
         of or source(),
@@ -51,6 +60,7 @@ def loader(
         worker=worker,
         num_workers=num_workers,
         prefetch_ghosts=ahead,
+        feeding=feeding,
     )
 
 
@@ -148,16 +158,16 @@ def test_an_unreadable_picture_reaches_the_consumer_after_the_good_ghosts() -> N
 
 
 def test_an_error_in_the_list_of_updates_reaches_the_consumer() -> None:
-    def broken() -> Iterator[Update]:
+    def ending() -> Iterator[Update]:
         yield next(updates())
         raise ValueError("no more")
 
     with pytest.raises(ValueError, match="no more"):
-        read_all(loader(over=broken()))
+        read_all(loader(over=ending()))
 
 
 def threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "ghost-loader"]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("ghost-")]
 
 
 def test_closing_early_ends_the_thread_promptly() -> None:
@@ -168,7 +178,7 @@ def test_closing_early_ends_the_thread_promptly() -> None:
             update, ghosts = next(iter(one))
             assert len(list(ghosts)) == update.num_ghosts
         deadline = time.monotonic() + 10
-        while not one._queue.full() and time.monotonic() < deadline:  # the thread now waits for room
+        while one._room._value and time.monotonic() < deadline:  # the planning thread now waits for room
             time.sleep(0.01)
         began = time.monotonic()
         one.close()
@@ -181,11 +191,10 @@ def test_no_more_is_prepared_than_asked_for() -> None:
     pictures = Breaking()
     one = loader(of=pictures, ahead=3)
     deadline = time.monotonic() + 10
-    while not one._queue.full() and time.monotonic() < deadline:
+    while pictures.num_reads < 3 * GHOST and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.3)
-    # The queue holds three of: update, ghost, update; one more ghost waits outside.
-    assert pictures.num_reads <= 3 * GHOST
+    assert pictures.num_reads == 3 * GHOST
     one.close()
 
 
@@ -198,15 +207,166 @@ def test_the_last_item_is_not_lost_when_it_comes_at_the_end_of_a_wait(monkeypatc
         yield from ()
 
     one = loader(over=late())
-    real, waits = one._queue.get, iter([True])
+    real, waits = one._items.get, iter([True])
 
     def get(block: bool = True, timeout: float | None = None) -> object:
         if next(waits, False):
             go_on.set()
-            one._thread.join(timeout=10)
+            one._threads[0].join(timeout=10)
             raise queue.Empty
         return real(block, timeout)
 
-    monkeypatch.setattr(one._queue, "get", get)
+    monkeypatch.setattr(one._items, "get", get)
     assert list(one) == []
     one.close()
+
+
+# --- lanes, sizes, broken pictures ---
+
+ALL_CHANGES = Augmentation(crop="resized", flip=True, brightness=0.4, contrast=0.4, rotation_degrees=9, noise_std=4)
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> Source:
+    """Thirty JPEG files of odd sizes in two shards."""
+    folder = tmp_path_factory.mktemp("shards")
+    for part in range(2):
+        members = []
+        for i in range(15 * part, 15 * part + 15):
+            members += [(f"{i:03}.jpg", encoded(photograph(20 + i, 45 - i, seed=i))), (f"{i:03}.cls", b"%d" % (i % 10))]
+        write_tar(folder / f"train-{part}.tar", members)
+    return open_source("tar", folder, "train", memory_limit_bytes=0)
+
+
+def over_photographs(
+    of: Source, worker: int, num_workers: int, feeding: Feeding, start: tuple[int, int] = (0, 0)
+) -> list[tuple[Update, list[Ghost]]]:
+    """With pictures that grow: 16 pixels wide in the first epoch, then 24."""
+    return read_all(
+        GhostLoader(
+            of,
+            ALL_CHANGES,
+            lambda epoch: 16 if epoch < 1 else 24,
+            SEED,
+            updates(*start),
+            worker=worker,
+            num_workers=num_workers,
+            feeding=feeding,
+            largest_image_size=24,
+        )
+    )
+
+
+def by_number(batches: list[tuple[Update, list[Ghost]]]) -> dict[int, Ghost]:
+    return {ghost.number: ghost for _, ghosts in batches for ghost in ghosts if not ghost.idle}
+
+
+@pytest.fixture(scope="module")
+def expected(photographs: Source) -> dict[int, Ghost]:
+    """One worker, one thread."""
+    ghosts = by_number(over_photographs(photographs, 0, 1, Feeding()))
+    assert {tuple(ghost.pictures.shape[1:3]) for ghost in ghosts.values()} == {(16, 16), (24, 24)}
+    return ghosts
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "feeding"),
+    [
+        (1, Feeding(threads=3)),
+        (1, Feeding(processes=1)),
+        (2, Feeding(threads=2)),
+        (2, Feeding(processes=2)),
+        pytest.param(2, Feeding(processes=1), marks=pytest.mark.slow),
+        pytest.param(4, Feeding(threads=2), marks=pytest.mark.slow),
+        pytest.param(4, Feeding(processes=1), marks=pytest.mark.slow),
+        pytest.param(4, Feeding(processes=2), marks=pytest.mark.slow),
+    ],
+    ids=lambda value: str(value) if isinstance(value, int) else f"{value.threads}t{value.processes}p",
+)
+def test_pixels_do_not_depend_on_workers_and_lanes(
+    photographs: Source, expected: dict[int, Ghost], num_workers: int, feeding: Feeding
+) -> None:
+    got: dict[int, Ghost] = {}
+    for worker in range(num_workers):
+        got |= by_number(over_photographs(photographs, worker, num_workers, feeding))
+    assert got.keys() == expected.keys()
+    assert all(same(got[number], expected[number]) for number in expected)
+
+
+def test_resuming_at_any_update_gives_the_same_ghosts(photographs: Source, expected: dict[int, Ghost]) -> None:
+    for update in updates():
+        tail = by_number(over_photographs(photographs, 0, 1, Feeding(threads=2), (update.start_samples, update.index)))
+        assert min(tail) == update.start_samples // GHOST
+        assert all(same(ghost, expected[number]) for number, ghost in tail.items())
+
+
+def test_shared_memory_is_used_again_once_it_is_let_go(photographs: Source) -> None:
+    one = loader(of=photographs, feeding=Feeding(processes=1), ahead=2)
+    for _, ghosts in one:
+        for ghost in ghosts:
+            assert ghost.pictures.sum() > 0
+            del ghost
+    assert one._slots is not None
+    assert one._slots.num_slots <= 4
+    one.close()
+    assert threads() == []
+
+
+class Deadly(PictureArray):
+    """Ends the process that reads picture 17."""
+
+    def read(self, index: int) -> NDArray[np.uint8]:
+        if index == 17:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().read(index)[:-1]
+
+
+def test_a_process_that_dies_names_the_picture() -> None:
+    one = loader(of=Deadly("deadly", source().pictures[:, :-1], source().labels), feeding=Feeding(processes=2))
+    with pytest.raises(
+        DataError, match=r"a loader process was ended by SIGKILL while it had the picture 17 of deadly; "
+    ):
+        read_all(one)
+    assert threads() == []
+
+
+class Holes(PictureArray):
+    """Pictures 3, 4 and 20 cannot be read."""
+
+    def read(self, index: int) -> NDArray[np.uint8]:
+        if index in (3, 4, 20):
+            raise DataError(f"cannot decode the picture {index} of holes")
+        return super().read(index)
+
+
+def holes() -> Holes:
+    return Holes("holes", np.ascontiguousarray(source().pictures[:, :-1]), np.arange(NUM_PICTURES))
+
+
+@pytest.mark.parametrize(("threads_", "processes"), [(1, 0), (2, 0), (0, 1)])
+def test_broken_pictures_are_replaced_counted_and_listed(tmp_path: Path, threads_: int, processes: int) -> None:
+    log = BrokenLog(0.01, tmp_path / "run" / "broken.jsonl", "holes")
+    feeding = Feeding(threads=threads_, processes=processes, broken=log)
+    ghosts = by_number(read_all(loader(of=holes(), feeding=feeding)))
+    labels = {int(label) for ghost in ghosts.values() for label in ghost.labels}
+    assert labels == set(range(NUM_PICTURES)) - {3, 4, 20}
+    for ghost in ghosts.values():
+        _, samples = stream(SEED, NUM_PICTURES, ghost.number * GHOST, GHOST)
+        replaced = [{3: 5, 4: 5, 20: 21}.get(sample, sample) for sample in samples.tolist()]
+        assert ghost.labels.tolist() == replaced
+    listed = [json.loads(line) for line in (tmp_path / "run" / "broken.jsonl").read_text().splitlines()]
+    assert sorted(entry["index"] for entry in listed) == [3, 4, 20]
+    assert listed[0]["set"] == "holes"
+    assert "cannot decode the picture" in listed[0]["reason"]
+    assert log.num_read == TOTAL
+    assert log.num_broken >= 3
+
+
+def test_too_many_broken_pictures_stop_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broken, "JUDGED_OVER_PICTURES", 10)
+    with pytest.raises(
+        DataError, match=r"of \d+ pictures read were broken, data.max_broken_share allows 0.05; the last"
+    ):
+        read_all(loader(of=holes(), feeding=Feeding(broken=BrokenLog(0.05))))
+    with pytest.raises(DataError, match=r"^cannot decode the picture \d+ of holes$"):
+        read_all(loader(of=holes(), feeding=Feeding()))
