@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from megabatch.config.section import NotNegative, PositiveInt, Section, Share
+from megabatch.schedule.pieces import Scheduled, check_pieces
 
 __all__ = ["AugmentConfig", "DataConfig", "GeneratedConfig"]
 
@@ -50,13 +51,21 @@ class DataConfig(Section):
     held_out_pictures: Annotated[int, Field(ge=0)] = 0  # >0: evaluate on so many training pictures, kept from training
     downscale: bool = False  # make pictures image_size wide once, by area averaging; for small sets
     prefetch_ghosts: PositiveInt = 4
+    train_image_size: Scheduled | None = None  # pieces over epochs, rounded to multiples of 8; None: image_size
+    decoder: Literal["auto", "pillow", "opencv"] = "auto"  # auto and pillow give the same pixels
+    reduce_jpeg: bool = False  # decode JPEG at 1/2, 1/4, 1/8 where the crop allows it: faster, other pixels
+    loader_threads: Annotated[int, Field(ge=0, le=64)] = 0  # 0: cores of the host / workers on it
+    loader_processes: Annotated[int, Field(ge=0, le=64)] = 0  # above 0: processes instead of threads
+    max_broken_share: Share = 0.001  # 0: the first broken picture stops the run
     augment: AugmentConfig = AugmentConfig()
     generated: GeneratedConfig = GeneratedConfig()
 
     @model_validator(mode="after")
-    def _mean_and_std_pair_up(self) -> DataConfig:
+    def _values_fit(self) -> DataConfig:
         if len(self.mean) != len(self.std) or not self.mean:
             raise ValueError(
                 f"data.mean has {len(self.mean)} values and data.std {len(self.std)}; give as many of each"
             )
+        if isinstance(self.train_image_size, tuple):
+            check_pieces(self.train_image_size, "data.train_image_size")
         return self

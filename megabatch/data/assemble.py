@@ -101,7 +101,6 @@ def assemble_evaluation(
     source: Source,
     image_size: int,
     indices: NDArray[np.int64],
-    decoding: Decoding = EXACT,
     report: Report | None = None,
 ) -> Assembled:
     """Fitted pictures, [n, image_size, image_size, channels], C-contiguous, and their labels, [n].

@@ -12,7 +12,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,16 +21,16 @@ from torch import Tensor
 
 from megabatch.data.assemble import Job
 from megabatch.data.augment import Augmentation
-from megabatch.data.broken import Broken, BrokenLog
+from megabatch.data.broken import Broken
 from megabatch.data.child import views
-from megabatch.data.decode import EXACT, Decoding
+from megabatch.data.feeding import Feeding
 from megabatch.data.lanes import Lane, LaneTask, OwnProcess, SameProcess
 from megabatch.data.order import epoch_order, stream
 from megabatch.data.slots import Slots
 from megabatch.data.sources import Source
 from megabatch.schedule.batch import Update, deal
 
-__all__ = ["Feeding", "Ghost", "GhostLoader"]
+__all__ = ["Ghost", "GhostLoader"]
 
 SMALLEST_PIECE = 8
 CLOSE_SECONDS = 10.0
@@ -48,16 +48,6 @@ class Ghost:
     labels: Tensor  # int64 [ghost_batch]
     number: int
     idle: bool = False
-
-
-@dataclass(frozen=True)
-class Feeding:
-    """How a loader works; nothing in it changes a pixel but `decoding`."""
-
-    threads: int = 1  # lanes in this process, when there are no processes
-    processes: int = 0  # lanes in processes of their own
-    decoding: Decoding = EXACT
-    broken: BrokenLog = field(default_factory=lambda: BrokenLog(0.0))
 
 
 class _Ticket:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from megabatch.model.registry import build_model
 from megabatch.optim.build import build_optimizer, set_rates
 from megabatch.schedule.adaptive import AdaptiveBatch
 from megabatch.schedule.batch import parse_stages
+from megabatch.train.feed import cores_of_worker
 from megabatch.train.stopwatch import Stopwatch
 from megabatch.train.world import World
 
@@ -108,8 +108,7 @@ def autocast_of(config: Config, device: torch.device) -> torch.autocast:
 
 def set_threads(config: Config, local_size: int) -> None:
     """Share the host's cores among its workers; more threads than cores make everything slower."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(config.train.threads_per_worker or max(1, cores // local_size))
+    torch.set_num_threads(config.train.threads_per_worker or cores_of_worker(local_size))
 
 
 def open_pictures(config: Config) -> tuple[Source, Source]:
@@ -126,7 +125,7 @@ def open_pictures(config: Config) -> tuple[Source, Source]:
     is_generated = data.source == "generated"
     path = Path(data.path) if data.path and not is_generated else None
     train_size = {"num_pictures": data.generated.num_train} if is_generated else {}
-    if data.source in ("parquet", "folder") and (data.max_train_pictures or data.held_out_pictures):
+    if data.source in ("parquet", "folder", "tar") and (data.max_train_pictures or data.held_out_pictures):
         train_size["memory_limit_bytes"] = _ENCODED_LIMIT_BYTES  # decode the chosen pictures only
     val_size = {"num_pictures": data.generated.num_val} if is_generated else {}
     train = open_source(data.source, path, "train", **options, **train_size)

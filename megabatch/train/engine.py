@@ -77,6 +77,7 @@ def train(
         stopped_by = (stop.signal_name or "a signal to another worker") if ending == Ending.STOPPED else ""
         evaluation = None if stopped_by else _final_evaluation(session, segment, ending)
         summary = summary_of(run, config, world.size, evaluation, stopped_by)
+        summary["broken_pictures"] = session.feeds.total_broken(device)
         ranks = gather_ranks(bench.watch, environment["hosts"])
         if world.is_first:
             if not stopped_by:

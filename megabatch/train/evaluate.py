@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from megabatch.data.assemble import assemble_evaluation
+from megabatch.data.evaluation import evaluation_batches
+from megabatch.data.feeding import Feeding
 from megabatch.data.sources import Source
 
 __all__ = ["Evaluation", "evaluate", "evaluate_together"]
@@ -39,9 +39,10 @@ def evaluate(
     autocast: Callable[[], torch.autocast],
     pictures_per_pass: int,
     device: torch.device,
+    feeding: Feeding | None = None,
 ) -> Evaluation:
     """Count top-1 and top-5 hits over the whole source; every worker of the world must call it."""
-    alone, _ = evaluate_together([network], source, image_size, normalise, autocast, pictures_per_pass, device)
+    alone, _ = evaluate_together([network], source, image_size, normalise, autocast, pictures_per_pass, device, feeding)
     return alone[0]
 
 
@@ -54,6 +55,7 @@ def evaluate_together(
     autocast: Callable[[], torch.autocast],
     pictures_per_pass: int,
     device: torch.device,
+    feeding: Feeding | None = None,
 ) -> tuple[list[Evaluation], Evaluation]:
     """Evaluate each network alone, and their ensemble: the average of the probabilities they give."""
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
@@ -62,9 +64,8 @@ def evaluate_together(
     modes = [network.training for network in networks]
     for network in networks:
         network.eval()
-    for start in range(begin, end, pictures_per_pass):
-        indices = np.arange(start, min(end, start + pictures_per_pass))
-        pictures, labels_array = assemble_evaluation(source, image_size, indices)
+    batches = evaluation_batches(source, image_size, begin, end, pictures_per_pass, feeding or Feeding())
+    for pictures, labels_array in batches:
         labels = torch.from_numpy(labels_array).to(device)
         batch = normalise(torch.from_numpy(pictures))
         probabilities = torch.zeros((), dtype=torch.float64, device=device)

@@ -19,6 +19,7 @@ from megabatch.train.build import Normaliser, autocast_of, build_network, open_p
 from megabatch.train.checkpoint import check_fits, decode, newest_whole
 from megabatch.train.ensemble import average_weights, re_estimate_statistics
 from megabatch.train.evaluate import Evaluation, evaluate_together
+from megabatch.train.feed import feeding_of
 from megabatch.train.folder import config_of_run
 from megabatch.train.members import member_paths, read_weights
 from megabatch.train.world import choose_device, join, read_world
@@ -87,7 +88,10 @@ class _OpenRun:
 
     def evaluate(self, networks: Sequence[nn.Module]) -> tuple[list[Evaluation], Evaluation]:
         size, per_pass = self.config.data.image_size, self.config.train.evaluation_batch
-        return evaluate_together(networks, self.val_source, size, self.normalise, self.autocast, per_pass, self.device)
+        feeding = feeding_of(self.config, self.val_source, local_size=1)
+        return evaluate_together(
+            networks, self.val_source, size, self.normalise, self.autocast, per_pass, self.device, feeding
+        )
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from megabatch.schedule.clock import Clock
 from megabatch.schedule.phases import Phase
 from megabatch.train.build import Workbench
 from megabatch.train.evaluate import Evaluation, evaluate
+from megabatch.train.feed import Feeds, image_size_at, largest_image_size
 from megabatch.train.members import write_member
 from megabatch.train.progress import Progress
 from megabatch.train.recorder import Recorder
@@ -38,6 +40,12 @@ class Session:
     began: float = 0.0
     evaluation: Evaluation | None = None  # of the weights as they are now
     published: bool = False  # whether the network has the batch-norm statistics that belong to them
+
+    @cached_property
+    def feeds(self) -> Feeds:
+        """How pictures are prepared; broken ones are counted over all phases."""
+        bench = self.bench
+        return Feeds(bench.config, bench.world, self.folder, bench.train_source, bench.val_source)
 
     @property
     def overall(self) -> Clock:
@@ -85,13 +93,15 @@ class Session:
         return GhostLoader(
             bench.train_source,
             segment.augmentation,
-            config.data.image_size,
+            image_size_at(config),
             segment.seed,
             segment.updates(config, self.run.clock),
             worker=bench.world.rank,
             num_workers=bench.world.size,
             prefetch_ghosts=config.data.prefetch_ghosts,
             pin_for=bench.device if bench.device.type == "cuda" else None,
+            feeding=self.feeds.train,
+            largest_image_size=largest_image_size(config),
         )
 
     def evaluate(self, segment: Segment) -> Evaluation:
@@ -106,6 +116,7 @@ class Session:
             bench.autocast,
             config.train.evaluation_batch,
             bench.device,
+            self.feeds.val,
         )
         if not segment.phase.is_branch:
             self.run.trunk_top1 = self.evaluation.top1

@@ -20,7 +20,8 @@ from megabatch.data import broken
 from megabatch.data.assemble import assemble_training
 from megabatch.data.augment import Augmentation
 from megabatch.data.broken import BrokenLog
-from megabatch.data.loader import Feeding, Ghost, GhostLoader
+from megabatch.data.feeding import Feeding
+from megabatch.data.loader import Ghost, GhostLoader
 from megabatch.data.order import stream
 from megabatch.data.sources import PictureArray, Source, open_source
 from megabatch.errors import DataError
