@@ -6,7 +6,7 @@ WORKERS ?= 4
 GRID ?= 2x2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo study test test-all check clean
+.PHONY: help setup demo study browser test test-all check clean
 
 help:
 	@echo "make demo      train the demo recipe with four workers in a 2x2 grid on real pictures"
@@ -14,6 +14,7 @@ help:
 	@echo "make test      format, types and the fast tests"
 	@echo "make test-all  the fast tests and the slower proofs"
 	@echo "make check     format and types only"
+	@echo "make browser   install chromium for the browser tests, where that is possible"
 	@echo "make clean     remove the virtual environment and caches"
 
 setup: $(VENV)/.ready
@@ -40,15 +41,26 @@ study: setup
 	    --set data.source=generated --set data.generated.channels=1; \
 	fi
 
+# The report is tested in a real browser. CI=true turns a missing one into a failure.
+browser:
+	@if command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "installing chromium for the browser tests"; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null \
+	    || echo "chromium could not be installed"; \
+	else \
+	  echo "no chromium here: the browser tests will be skipped; to run them: apt-get install chromium (as root)"; \
+	fi
+
 check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-test: check
+test: check browser
 	$(BIN)/pytest -m "not slow" tests
 
-test-all: check
+test-all: check browser
 	$(BIN)/pytest tests
 
 clean:

@@ -115,6 +115,7 @@ class Figure:
     y: Axis
     series: tuple[Series, ...]
     marks: tuple[tuple[float, str], ...] = ()  # vertical lines with a word: phases of the run
+    horizontal: bool = False  # bars lie: `x` goes down the side, `y` along the bottom
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +135,7 @@ def figure_as_data(figure: Figure) -> dict[str, Any]:
         "x": _axis(figure.x),
         "y": _axis(figure.y),
         "marks": [list(mark) for mark in figure.marks],
+        "horizontal": figure.horizontal,
         "series": [
             {
                 "name": one.name,

@@ -80,8 +80,9 @@ def _draw(axes: Any, figure: Figure) -> None:
         axes.axvline(place, color="#808890", linewidth=0.8, linestyle=":")
         axes.annotate(word, (place, 1), xycoords=("data", "axes fraction"), fontsize=8, va="top", color="#55606b")
     axes.set_title(figure.title, wrap=True)
-    _dress(axes, "x", figure.x, [x for one in figure.series for x in one.x])
-    _dress(axes, "y", figure.y, [y for one in figure.series for y in one.y])
+    first, second = ("y", "x") if figure.horizontal else ("x", "y")
+    _dress(axes, first, figure.x, [x for one in figure.series for x in one.x])
+    _dress(axes, second, figure.y, [y for one in figure.series for y in one.y])
     if len(figure.series) > 1:
         axes.legend(fontsize=8, ncols=2 if len(figure.series) > 6 else 1, loc="best")
 
@@ -92,7 +93,10 @@ def _draw_series(axes: Any, one: Series, figure: Figure, floor: dict[str, float]
     if one.mark == "bars":
         names = [str(x) for x in one.x]
         bottoms = [floor.get(name, 0.0) if one.group else 0.0 for name in names]
-        axes.bar(names, one.y, bottom=bottoms, color=color, label=label, width=0.6)
+        if figure.horizontal:
+            axes.barh(names, one.y, left=bottoms, color=color, label=label, height=0.5)
+        else:
+            axes.bar(names, one.y, bottom=bottoms, color=color, label=label, width=0.6)
         floor.update({name: low + y for name, low, y in zip(names, bottoms, one.y, strict=True)})
         return
     style = {"color": color, "label": label}
@@ -100,13 +104,27 @@ def _draw_series(axes: Any, one: Series, figure: Figure, floor: dict[str, float]
         axes.plot(one.x, one.y, "o", markersize=5, **style)
     else:
         drawstyle = "steps-post" if one.mark == "steps" else "default"
-        marker = "o" if len(one.x) <= 40 and one.tag != "ideal" else None
+        marker = "o" if len(one.x) <= 40 and one.tag == "measured" else None
         line = "--" if one.dashed else "-"
-        axes.plot(one.x, one.y, line, drawstyle=drawstyle, marker=marker, markersize=3.5, linewidth=1.6, **style)
+        xs, ys = _with_gaps(one)
+        axes.plot(xs, ys, line, drawstyle=drawstyle, marker=marker, markersize=3.5, linewidth=1.6, **style)
     if one.low:
         below = [max(0.0, y - low) for y, low in zip(one.y, one.low, strict=True)]
         above = [max(0.0, high - y) for y, high in zip(one.y, one.high, strict=True)]
         axes.errorbar(one.x, one.y, yerr=[below, above], fmt="none", ecolor=color, elinewidth=1, capsize=3)
+
+
+def _with_gaps(one: Series) -> tuple[list[float | str], list[float]]:
+    """The values with a gap wherever x goes back: there a branch of the run ends and its trunk goes on."""
+    xs: list[float | str] = []
+    ys: list[float] = []
+    for x, y in zip(one.x, one.y, strict=True):
+        if xs and not isinstance(x, str) and not isinstance(xs[-1], str) and x < xs[-1]:
+            xs.append(x)
+            ys.append(math.nan)
+        xs.append(x)
+        ys.append(y)
+    return xs, ys
 
 
 def _dress(axes: Any, which: str, axis: Axis, values: Sequence[float | str]) -> None:

@@ -18,7 +18,8 @@ MAX_TABLE_ROWS = 40
 
 def claim_section(runs: Sequence[Run]) -> str:
     """The sentence, the numbers, what the recipe promised, and what was wrong with the folder."""
-    out = [f'<h1 id="claim-title">{escape(headline(runs))}</h1>']
+    # A hyphen at which no line breaks: "top-1" and names of runs stay whole.
+    out = [f'<h1 id="claim-title">{escape(headline(runs)).replace("-", "&#8209;")}</h1>']
     out += [f'<p class="soft">{escape(", ".join(run.name for run in runs))}</p>']
     for run in runs:
         out += [f'<p class="problem" role="note">{escape(run.name)}: {escape(problem)}</p>' for problem in run.problems]
@@ -76,7 +77,8 @@ def _settings(run: Run, index: int) -> str:
 
 def figures_section(figures: Sequence[Figure], missing: Sequence[Missing], torus: dict[str, Any] | None) -> str:
     """A card per figure with its table, the animation, and what is not there."""
-    cards = [_card(figure) for figure in figures]
+    wide = _wide(figures)
+    cards = [_card(figure, figure.key in wide) for figure in figures]
     if torus is not None:
         cards.append(_torus_card(torus))
     out = ['<h2 id="figures-title">Figures</h2>', f'<div class="figures">{"".join(cards)}</div>']
@@ -85,23 +87,41 @@ def figures_section(figures: Sequence[Figure], missing: Sequence[Missing], torus
             f'<li><b>{escape(one.title)}</b> <span class="soft">- {escape(one.why)}</span></li>' for one in missing
         )
         out.append(
-            f'<details id="missing"><summary>{len(missing)} figures are not here, and why</summary>'
+            f'<details id="missing"><summary>{_count(len(missing))} not here, and why</summary>'
             f'<ul class="missing">{rows}</ul></details>'
         )
     return "\n".join(out)
 
 
-def _card(figure: Figure) -> str:
+def _count(number: int) -> str:
+    return "1 figure is" if number == 1 else f"{number} figures are"
+
+
+def _wide(figures: Sequence[Figure]) -> set[str]:
+    """Figures that take a whole row: those that need it, and the last of an odd number between two of them."""
+    wide, narrow = {"step_split", "ranks", "all_reduce"}, []
+    for figure in figures:
+        if figure.key not in wide:
+            narrow.append(figure.key)
+            continue
+        if len(narrow) % 2:
+            wide.add(narrow[-1])
+        narrow = []
+    return wide | ({narrow[-1]} if len(narrow) % 2 else set())
+
+
+def _card(figure: Figure, is_wide: bool) -> str:
     tags = "".join(chip(tag) for tag in sorted({one.tag for one in figure.series if one.tag != "ideal"}))
     rows = csv_rows(figure)
     shown = [rows[1 + index] for index in thin(len(rows) - 1, MAX_TABLE_ROWS)]
     part = f"{len(shown)} of {len(rows) - 1:,} values" if len(shown) < len(rows) - 1 else f"all {len(shown)} values"
-    key, wide = escape(figure.key), " wide" if figure.key in ("ranks", "all_reduce") else ""
+    key, wide = escape(figure.key), " wide" if is_wide else ""
+    plot = "plot low" if figure.horizontal else "plot"
     label = f"{figure.title}. {figure.y.title} by {figure.x.title}. The table below holds the values."
     return (
         f'<figure class="card{wide}" id="figure-{key}">'
-        f'<div class="head"><h3>{escape(figure.title)}</h3><span>{tags}</span></div>'
-        f'<div class="plot" id="plot-{key}" role="img" aria-label="{escape(label)}"></div>'
+        f'<div class="head"><h3>{escape(figure.title)}</h3><span class="tags">{tags}</span></div>'
+        f'<div class="{plot}" id="plot-{key}" role="img" aria-label="{escape(label)}"></div>'
         f"<figcaption>{escape(figure.caption)}</figcaption>"
         f'<details id="table-{key}"><summary>Values as a table</summary>'
         f'<div class="controls"><button type="button" data-csv="{key}">Save all {len(rows) - 1:,} as CSV</button></div>'

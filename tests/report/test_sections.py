@@ -6,7 +6,7 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
-from megabatch.report.figure import Figure, Missing
+from megabatch.report.figure import Axis, Figure, Missing, Series
 from megabatch.report.figures.network import NetworkTimes
 from megabatch.report.gather import all_figures
 from megabatch.report.run import read_run, read_runs
@@ -45,12 +45,20 @@ def figures_html(folder: Path) -> str:
 def test_every_figure_has_a_heading_a_name_and_a_table(tmp_path: Path) -> None:
     html = figures_html(make_run(tmp_path / "a"))
     elements = Elements(html)
-    plots = [attributes for _, attributes in elements.seen if attributes.get("class") == "plot"]
+    plots = [attributes for _, attributes in elements.seen if (attributes.get("class") or "").startswith("plot")]
     assert len(plots) == 8
     assert all(one["role"] == "img" and one["aria-label"] for one in plots)
     assert html.count("<h3>") == html.count("<figure ") == 9
     assert html.count("<table>") == 8
     assert "5 figures are not here, and why" in html
+
+
+def test_no_row_of_cards_has_a_gap() -> None:
+    def figure(key: str) -> Figure:
+        return Figure(key, "t", "c", Axis("x"), Axis("y"), (Series("s", "train", (1.0,), (1.0,)),))
+
+    html = figures_section([figure(key) for key in ("a", "b", "c", "ranks", "d", "e", "step_split", "f")], [], None)
+    assert re.findall(r'class="card wide" id="figure-(\w+)"', html) == ["c", "ranks", "step_split", "f"]
 
 
 def test_tables_are_short_and_say_of_how_many_values(tmp_path: Path) -> None:

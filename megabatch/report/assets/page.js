@@ -27,13 +27,22 @@
 
   const trace = (figure, one) => {
     const paint = color(one.color), bars = one.mark === "bars";
+    // A modelled line belongs to its measured points: one entry of the legend shows or hides both.
+    const twin = one.tag === "simulated" && figure.series.some((other) => other !== one && other.color === one.color);
     const result = {
       name: plain(one.name), x: one.x.map((x) => typeof x === "string" ? plain(x) : x), y: one.y, type: bars ? "bar" : "scatter",
-      customdata: hover(figure, one), hovertemplate: "%{customdata}", showlegend: true,
+      customdata: hover(figure, one), hovertemplate: "%{fullData.name}: %{customdata}<extra></extra>", showlegend: !twin, legendgroup: one.color,
     };
+    if (bars && figure.horizontal) return { ...result, x: result.y, y: result.x, orientation: "h", marker: { color: paint } };
     if (bars) return { ...result, marker: { color: paint } };
+    // A branch of the run ends and its trunk goes on from an earlier epoch: the line has a gap there.
+    if (typeof one.x[0] === "number") {
+      for (let i = one.x.length - 1; i > 0; i -= 1) {
+        if (one.x[i] < one.x[i - 1]) for (const key of ["x", "y", "customdata"]) result[key] = [...result[key].slice(0, i), null, ...result[key].slice(i)];
+      }
+    }
     const few = one.x.length <= 40;
-    result.mode = one.mark === "points" ? "markers" : few && one.tag !== "ideal" ? "lines+markers" : "lines";
+    result.mode = one.mark === "points" ? "markers" : few && one.tag === "measured" ? "lines+markers" : "lines";
     result.line = { color: paint, width: 2, dash: one.dashed ? "dash" : "solid", shape: one.mark === "steps" ? "hv" : "linear" };
     result.marker = { color: paint, size: one.mark === "points" ? 9 : 6 };
     if (one.low.length) {
@@ -70,15 +79,16 @@
 
   const layout = (figure) => {
     const every = (key) => figure.series.flatMap((one) => one[key]);
-    const horizontal = figure.series.length > 1;
+    const apart = figure.marks.length > 1 ? (figure.series[0].x.at(-1) - figure.series[0].x[0]) * (innerWidth < 640 ? 0.25 : 0.12) : 0;
+    const side = figure.horizontal ? [figure.y, { ...figure.x, title: "" }] : [figure.x, figure.y];
     return {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { family: "inherit", color: style("--ink"), size: 13 },
-      margin: { l: 58, r: 14, t: 10, b: 48 }, barmode: "stack", bargap: 0.35, showlegend: horizontal,
-      legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { size: 12 } },
-      hovermode: figure.x.kind === "log2" ? "closest" : "x unified", hoverlabel: { bgcolor: style("--card"), bordercolor: style("--line"), font: { color: style("--ink") } },
-      xaxis: axis(figure.x, every("x")), yaxis: axis(figure.y, every("y")), dragmode: "zoom",
+      margin: { l: 58, r: 14, t: 10, b: 48 }, barmode: "stack", bargap: 0.35, showlegend: figure.series.length > 1,
+      legend: { orientation: "h", traceorder: "normal", y: 1.02, yanchor: "bottom", x: 0, font: { size: 12 } },
+      hovermode: figure.x.kind === "log2" || figure.horizontal ? "closest" : "x unified", hoverlabel: { bgcolor: style("--card"), bordercolor: style("--line"), font: { color: style("--ink") } },
+      xaxis: axis(side[0], every("x")), yaxis: { ...axis(side[1], every("y")), ...(figure.horizontal ? { autorange: "reversed" } : {}) }, dragmode: "zoom",
       shapes: figure.marks.map(([x]) => ({ type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, line: { color: style("--soft"), width: 1, dash: "dot" } })),
-      annotations: figure.marks.map(([x, text]) => ({ x, yref: "paper", y: 1, yanchor: "top", xanchor: "left", text: plain(text), showarrow: false, font: { size: 11, color: style("--soft") } })),
+      annotations: figure.marks.filter(([x], i) => i + 1 === figure.marks.length || figure.marks[i + 1][0] - x > apart).map(([x, text]) => ({ x, yref: "paper", y: 1, yanchor: "top", xanchor: "left", text: plain(text), showarrow: false, font: { size: 11, color: style("--soft") } })),
     };
   };
   const options = { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"], displayModeBar: "hover" };
@@ -86,6 +96,8 @@
   const draw = () => {
     for (const figure of data.figures) {
       const place = document.getElementById(`plot-${figure.key}`);
+      // On a narrow screen the legend stands in a column of its own height.
+      if (place) place.style.height = innerWidth < 640 && figure.series.length > 2 ? `${240 + 20 * figure.series.length}px` : "";
       if (place) Plotly.react(place, figure.series.map((one) => trace(figure, one)), layout(figure), options);
     }
     root.dataset.drawn = String(Number(root.dataset.drawn || 0) + 1);

@@ -68,6 +68,7 @@
     box.setAttribute("viewBox", `-14 -14 ${width + 28} ${height + 28}`);
     const paint = report().style, count = torus.rows * torus.columns;
     make("g", { id: "torus-links" }, box);
+    make("g", { id: "torus-packets" }, box);
     const workers = make("g", { id: "torus-workers" }, box);
     for (let worker = 0; worker < count; worker += 1) {
       const [x, y] = centre(worker), group = make("g", { "data-worker": worker }, workers);
@@ -78,7 +79,6 @@
       make("g", { class: "held" }, group);
       make("text", { class: "summed", x, y: y + 25, "text-anchor": "middle", "font-size": 10, fill: paint("--soft") }, group);
     }
-    make("g", { id: "torus-packets" }, box);
     links();
     hold(0);
   };
@@ -192,6 +192,11 @@
       byId("torus-play").onclick = () => play(!playing);
       byId("torus-step").onclick = () => { play(false); at = (at + 1) % ticks.length; hold(at); tell(); show(0.5); byId("torus-drawing").dataset.tick = String(at); };
       play(!matchMedia("(prefers-reduced-motion: reduce)").matches);
+    },
+    // What every worker holds when the algorithm is over: for tests.
+    end(name) {
+      const phases = torus.algorithms.find((one) => one.name === name).phases;
+      return follow(phases, plan(phases)).at(-1);
     },
     repaint() { if (torus && algorithm) { build(); hold(at); show(0.5); } },
   };

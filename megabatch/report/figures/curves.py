@@ -63,9 +63,7 @@ def learning_rate(runs: Sequence[Run]) -> Figure | Missing:
     """The rate each update was made with."""
     how = "The rate each update was made with."
     curves = [_Curve("learning_rate", "learning rate", "rate")]
-    return _figure(
-        "learning_rate", "Learning rate by epoch", how, runs, curves, Axis("learning rate [1]", from_zero=True)
-    )
+    return _figure("learning_rate", "Learning rate by epoch", how, runs, curves, Axis("learning rate", from_zero=True))
 
 
 def batch_total(runs: Sequence[Run]) -> Figure | Missing:
@@ -86,7 +84,7 @@ def momentum(runs: Sequence[Run]) -> Figure | Missing:
         "The momentum each update was made with.",
         runs,
         curves,
-        Axis("momentum [1]", from_zero=True),
+        Axis("momentum", from_zero=True),
     )
 
 

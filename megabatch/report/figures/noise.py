@@ -50,16 +50,21 @@ def ensemble(runs: Sequence[Run]) -> Figure | Missing:
     names, values = zip(*members, strict=True)
     counted = number(runs[0].summary.get("val_pictures"))
     n = (int(counted),) * len(values) if counted else ()
-    series = [Series("member", "validation", names, values, mark="bars", n=n)]
-    together = number(table(runs[0].summary.get("ensemble")).get("top1")) or number(
-        runs[0].summary.get("ensemble_top1")
-    )
+    series = [Series("member", "validation", names, values, mark="points", n=n)]
+    trunk = number(runs[0].summary.get("trunk_top1"))
+    if trunk is not None:
+        series.append(Series("the run before its branches", "train", names, (trunk,) * len(values), dashed=True, n=n))
+    together = number(runs[0].summary.get("ensemble_top1"))
     if together is not None:
         title = (
             f"{len(values)} members together reach {percent_text(together)}, the best alone {percent_text(max(values))}"
         )
-        series.append(Series("average of their predictions", "ideal", names, (together,) * len(values), dashed=True))
-    caption = "Top-1 of each member on all validation pictures; the line is their averaged prediction."
+        series.append(
+            Series("average of their predictions", "momentum", names, (together,) * len(values), dashed=True, n=n)
+        )
+    caption = (
+        "Top-1 of each member, and of what the lines name, on all validation pictures. The axis does not begin at zero."
+    )
     return Figure(key, title, caption, Axis("member", "category"), Axis("top-1 [%]", percent=True), tuple(series))
 
 

@@ -46,7 +46,7 @@ def step_split(runs: Sequence[Run]) -> Figure | Missing:
         "and n. Exposed communication is what backward waits for gradients after its own work is done. The rest is "
         "what no part claims: statistics, the sum for the log, waiting for slower workers there."
     )
-    return Figure("step_split", title, caption, Axis("run", "category"), _SECONDS, tuple(series))
+    return Figure("step_split", title, caption, Axis("run", "category"), _SECONDS, tuple(series), horizontal=True)
 
 
 _OTHER = ("other_seconds", "rest", "other")
