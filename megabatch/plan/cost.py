@@ -28,7 +28,7 @@ from megabatch.comm.price import LinkCost, phase_seconds
 from megabatch.comm.select import predictions
 from megabatch.comm.shape import GridShape
 from megabatch.plan.cluster import Cluster, Network
-from megabatch.plan.topology import Flows, count_peer_flows, count_ring_flows, count_swap_flows
+from megabatch.plan.topology import Flows, count_crossings, count_peer_flows, count_ring_flows, count_swap_flows
 
 __all__ = ["CLASSES", "AllReduce", "Curve", "Hop", "Line", "hop", "price_all_reduce", "price_curve", "price_swaps"]
 
@@ -164,6 +164,8 @@ def _price_phase(
         swaps = price_swaps(network, shape.num_ranks, phase.steps())
         return swaps, swaps.per_byte
     stride = 1 if phase.axis == WORLD else math.prod(shape.sizes[phase.axis + 1 :])
+    if phase.pattern == "chain":
+        return _price_chain(network, phase, shape.num_ranks, stride, chain_segments)
     layout = (shape.num_ranks, stride, phase.size, network.workers_per_node, network.nodes_per_rack)
     if phase.pattern == "direct":
         cost = hop(network, count_peer_flows(*layout))
@@ -174,11 +176,41 @@ def _price_phase(
     # One axis of its own, whose cost holds what the counting found: sharing is in the rate already.
     alone, axis = dataclasses.replace(phase, axis=0, leaders=False), GridShape((phase.size,))
     link = (LinkCost(cost.latency_seconds, rate, overhead),)
-    chain = float(phase.share) / chain_segments if phase.pattern == "chain" else 0.0
-    low, high = (phase_seconds(alone, axis, link, size, int(chain * size) or _WHOLE) for size in _SIZES)
+    line = _line(alone, axis, link, cost.binding)
+    busy = sum(line.per_byte) / max(cost.seconds_per_byte)
+    return line, tuple(busy * one for one in cost.seconds_per_byte)
+
+
+def _price_chain(
+    network: Network, phase: Phase, num_ranks: int, stride: int, segments: int
+) -> tuple[Line, tuple[float, ...]]:
+    """Segments move on hop by hop: each hop once, and its slowest once more for every further segment.
+
+    So hops that leave the node, if there are any, are one chain of all segments, and those inside it one of a single
+    segment.
+    """
+    layout = (num_ranks, stride, phase.size, network.workers_per_node)
+    slow = count_crossings(*layout)
+    flows = count_ring_flows(*layout, network.nodes_per_rack, leaders=phase.leaders, closed=False)
+    total = Line(0.0, (0.0, 0.0, 0.0))
+    for hops, cost, count in (
+        (slow, hop(network, flows), segments),
+        (phase.size - 1 - slow, hop(network, Flows(1, 0, 0)), 1 if slow else segments),
+    ):
+        if hops:
+            share = phase.share if count > 1 else phase.share / segments
+            part = dataclasses.replace(phase, axis=0, leaders=False, size=hops + 1, share=share)
+            link = (LinkCost(cost.latency_seconds, 1 / max(cost.seconds_per_byte), cost.latency_seconds),)
+            total = total.plus(_line(part, GridShape((hops + 1,)), link, cost.binding, count))
+    return total, total.per_byte
+
+
+def _line(phase: Phase, axis: GridShape, link: tuple[LinkCost, ...], binding: int, segments: int = 1) -> Line:
+    """The price of a phase on an axis of its own at two sizes, as a line."""
+    segment = float(phase.share) / segments if segments > 1 else 0.0
+    low, high = (phase_seconds(phase, axis, link, size, int(segment * size) or _WHOLE) for size in _SIZES)
     per_byte = (high - low) / (_SIZES[1] - _SIZES[0])
-    line = Line(low - per_byte * _SIZES[0], _only(cost.binding, per_byte))
-    return line, tuple(per_byte * one / max(cost.seconds_per_byte) for one in cost.seconds_per_byte)
+    return Line(low - per_byte * _SIZES[0], _only(binding, per_byte))
 
 
 def _tree(network: Network, num_ranks: int) -> Line:

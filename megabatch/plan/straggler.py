@@ -1,8 +1,8 @@
 """How long the slowest of N workers takes: every update waits for it.
 
 Workers whose times scatter around a mean with deviation s finish together at mean + s * m(N), where m(N) is the
-expected largest of N standard normal draws. The textbook sqrt(2 ln N) overstates it; for N > 4096 the refined form of
-extreme-value theory is used,
+expected largest of N standard normal draws. The textbook sqrt(2 ln N) overstates it; for N > 4096 the refined form
+of extreme-value theory is used,
 
     m(N) = r - (ln ln N + ln 4 pi) / (2 r) + 0.5772 / r,      r = sqrt(2 ln N)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["MAX_COUNTED", "Flows", "count_peer_flows", "count_ring_flows", "count_swap_flows"]
+__all__ = ["MAX_COUNTED", "Flows", "count_crossings", "count_peer_flows", "count_ring_flows", "count_swap_flows"]
 
 MAX_COUNTED = 1 << 16
 
@@ -38,17 +38,27 @@ class Flows:
 
 @lru_cache(maxsize=65536)
 def count_ring_flows(
-    num_ranks: int, stride: int, size: int, workers_per_node: int, nodes_per_rack: int, leaders: bool = False
+    num_ranks: int,
+    stride: int,
+    size: int,
+    workers_per_node: int,
+    nodes_per_rack: int,
+    *,
+    leaders: bool = False,
+    closed: bool = True,
 ) -> Flows:
-    """Every rank sends to the next along the axis; with `leaders` only those at position 0 of the faster axes."""
+    """Every rank sends to the next along the axis, the last to the first unless the line is not `closed`.
+
+    With `leaders` only those at position 0 of the faster axes take part.
+    """
     block = stride * size
     ranks = _ranks(num_ranks, block)
-    if leaders:
-        ranks = ranks[ranks % stride == 0]
     along = ranks % block // stride
-    return _count(
-        ranks, ranks + np.where(along == size - 1, -(size - 1) * stride, stride), workers_per_node, nodes_per_rack
-    )
+    keep = np.ones(len(ranks), dtype=bool) if closed else along < size - 1
+    if leaders:
+        keep &= ranks % stride == 0
+    targets = ranks + np.where(along == size - 1, -(size - 1) * stride, stride)
+    return _count(ranks[keep], targets[keep], workers_per_node, nodes_per_rack)
 
 
 @lru_cache(maxsize=65536)
@@ -69,6 +79,16 @@ def count_peer_flows(num_ranks: int, stride: int, size: int, workers_per_node: i
     nic = _leaving(lines, ranks // workers_per_node, size)
     rack = _leaving(lines, ranks // (workers_per_node * nodes_per_rack), size) if nodes_per_rack else 0
     return Flows(size - 1, nic, rack)
+
+
+@lru_cache(maxsize=65536)
+def count_crossings(num_ranks: int, stride: int, size: int, workers_per_node: int) -> int:
+    """The most hops of one line, from its first position to its last, that leave a node."""
+    ranks = _ranks(num_ranks, stride * size)
+    inner = ranks[ranks % (stride * size) // stride < size - 1]
+    leaves = inner // workers_per_node != (inner + stride) // workers_per_node
+    lines = inner // (stride * size) * stride + inner % stride
+    return int(np.bincount(lines, weights=leaves).max()) if len(inner) else 0
 
 
 def _ranks(num_ranks: int, block: int) -> Ints:

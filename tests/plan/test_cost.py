@@ -1,8 +1,9 @@
-"""Closed-form prices against stored results of SimGrid 3.32, an independent simulator, and against formulas by hand.
+"""Closed-form prices against stored results of SimGrid 3.32, an independent simulator, and against formulas by
+hand.
 
-simgrid.csv: 51.12 MB on nodes of 4 workers (50 GB/s ports, 1 us), one 23 GB/s NIC each (1.5 us), racks of 34 nodes with
-283 GB/s uplinks (1 us), network model CM02 without cross-traffic, ranks in lock-step, no software latency. The leader
-of the hierarchical runs pipelines four segments; halving-doubling there starts with its nearest partner.
+simgrid.csv: 51.12 MB on nodes of 4 workers (50 GB/s ports, 1 us), one 23 GB/s NIC each (1.5 us), racks of 34 nodes
+with 283 GB/s uplinks (1 us), network model CM02 without cross-traffic, ranks in lock-step, no software latency. The
+leader of the hierarchical runs pipelines four segments; halving-doubling there starts with its nearest partner.
 """
 
 from __future__ import annotations

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 
-from megabatch.plan.topology import Flows, count_peer_flows, count_ring_flows, count_swap_flows
+from megabatch.plan.topology import Flows, count_crossings, count_peer_flows, count_ring_flows, count_swap_flows
 
 
 def walk(pairs: list[tuple[int, int]], per_node: int, per_rack: int) -> tuple[int, int]:
@@ -46,6 +47,12 @@ def test_swaps(distance: int) -> None:
     pairs = [(rank, rank ^ distance) for rank in range(50) if rank ^ distance < 50]
     nic, rack = walk(pairs, 4, 3)
     assert count_swap_flows(50, distance, 4, 3) == Flows(1, nic, rack)
+
+
+@pytest.mark.parametrize(("stride", "size"), [(1, 8), (2, 6), (1, 3), (5, 4), (1, 1)])
+def test_crossings(stride: int, size: int) -> None:
+    walked = [sum(a // 4 != b // 4 for a, b in pairwise(line)) for line in lines(stride * size * 3, stride, size)]
+    assert count_crossings(stride * size * 3, stride, size, 4) == max(walked)
 
 
 def test_leaders_send_alone() -> None:

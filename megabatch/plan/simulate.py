@@ -1,0 +1,251 @@
+"""Plays the phases of an all-reduce, and whole updates, event by event: contention, start skew, uneven workers.
+
+The closed form of `cost` assumes that ranks step in unison and that nobody else uses the links. Here a rank begins
+its next round when its own sends have left and what it waits for has arrived, transfers share links fairly
+(`fluid`), other jobs may be on the network, and ranks may start late. In lock-step (chains: free) and alone on the
+network the two agree to 0.1 %; that, and stored results of SimGrid (tests/plan/simgrid.csv), keep the arithmetic of
+both honest. Neither proves the physics.
+
+    closed form     sum over rounds of latency + bytes / rate of the busiest link
+    lock-step       the same rounds, each played once, times their number
+    free            every transfer of every rank
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from megabatch.comm.phases import WORLD, Phase, Step, num_lanes, phases
+from megabatch.comm.shape import GridShape
+from megabatch.errors import ConfigError
+from megabatch.plan.cluster import Cluster, Network
+from megabatch.plan.cost import CHAIN_SEGMENTS, price_all_reduce
+from megabatch.plan.fluid import Fluid, Links
+from megabatch.plan.step import Candidate
+from megabatch.plan.workload import Workload, fill_buckets
+
+__all__ = ["Round", "lock_step_seconds", "rounds_of", "simulate_all_reduce", "simulate_updates"]
+
+_MOST_TRANSFERS = 300_000
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Equal rounds in a row: every (source, target) pair carries `share` of the message in each."""
+
+    pairs: tuple[tuple[int, int], ...]
+    share: float
+    count: int = 1
+
+
+def rounds_of(phase_list: Sequence[Phase], shape: GridShape, chain_segments: int = CHAIN_SEGMENTS) -> list[list[Round]]:
+    """The rounds of each lane."""
+    lanes: list[list[Round]] = [[] for _ in range(num_lanes(phase_list))]
+    for phase in phase_list:
+        lanes[phase.lane] += _rounds(phase, shape, chain_segments)
+    return lanes
+
+
+def lock_step_seconds(network: Network, rounds: Sequence[Round], num_ranks: int, message_bytes: float) -> float:
+    """Seconds when all ranks begin each round together: one round of each kind is played."""
+    links = Links(network, num_ranks)
+    capacities = links.capacities
+    total = 0.0
+    for one in rounds:
+        fluid = Fluid(capacities)
+        for source, target in one.pairs:
+            path, latency = links.path(source, target)
+            fluid.start(path, latency, one.share * message_bytes, None)
+        total += one.count * fluid.run(lambda _: None)
+    return total
+
+
+def simulate_all_reduce(
+    network: Network,
+    algorithm: str,
+    shape: GridShape,
+    message_bytes: float,
+    *,
+    start_seconds: Sequence[float] = (),
+    background: Sequence[tuple[int, int]] = (),
+    chain_segments: int = CHAIN_SEGMENTS,
+) -> float:
+    """Seconds until every rank has the result, each rank going on as soon as it can.
+
+    start_seconds: when each rank begins. background: transfers of other jobs between ranks' nodes that never end.
+
+    Raises:
+        ConfigError: more transfers than can be played in reasonable time.
+    """
+    lanes = rounds_of(phases(algorithm, shape), shape, chain_segments)
+    num_ranks = shape.num_ranks
+    transfers = sum(one.count * len(one.pairs) for lane in lanes for one in lane)
+    if transfers > _MOST_TRANSFERS:
+        raise ConfigError(
+            f"{algorithm} on grid {shape.text} makes {transfers:,} transfers, at most {_MOST_TRANSFERS:,} are played "
+            "one by one; use a smaller grid, or `lock_step_seconds`"
+        )
+    links = Links(network, num_ranks)
+    fluid = Fluid(links.capacities, [links.path(source, target)[0] for source, target in background])
+    players = [_Player(fluid, links, lane, num_ranks, message_bytes, index) for index, lane in enumerate(lanes)]
+    starts = list(start_seconds) or [0.0] * num_ranks
+    for player in players:
+        for rank in range(num_ranks):
+            fluid.at(starts[rank], (player, rank, "start"))
+
+    def arrived(label: tuple[_Player, int, str]) -> None:
+        label[0].event(label[1], label[2])
+
+    return max(fluid.run(arrived), max(starts))
+
+
+def simulate_updates(
+    cluster: Cluster, workload: Workload, candidate: Candidate, pass_seconds: float, num_updates: int, seed: int = 0
+) -> Array:
+    """Seconds of `num_updates` updates in which every worker's compute time is drawn anew.
+
+    A bucket is reduced when the slowest worker has it and the bucket before it is done.
+    """
+    random = np.random.default_rng(seed)
+    scatter = math.hypot(cluster.straggler_deviation.value * pass_seconds, cluster.jitter_seconds.value)
+    backward = cluster.compute.backward_share
+    buckets = fill_buckets(workload.layers, workload.bytes_per_parameter, candidate.bucket_mb)
+    prices = {
+        size: price_all_reduce(cluster, candidate.algorithm, candidate.grid, size).seconds
+        for size in {bucket.num_bytes for bucket in buckets}
+    }
+    times = np.zeros(num_updates)
+    for update in range(num_updates):
+        slowest = float(np.max(pass_seconds + scatter * random.standard_normal(candidate.workers)))
+        end = 0.0
+        for bucket in buckets:
+            ready = slowest * (1 - backward + backward * bucket.ready)
+            end = max(end, ready) + prices[bucket.num_bytes]
+        times[update] = max(end, slowest)
+    return times
+
+
+class _Player:
+    """One lane: lets each rank begin its next round when its sends have left and its receives are in."""
+
+    def __init__(
+        self, fluid: Fluid, links: Links, rounds: Sequence[Round], num_ranks: int, message_bytes: float, lane: int
+    ) -> None:
+        self._fluid, self._links, self._bytes, self.lane = fluid, links, message_bytes, lane
+        self._rounds = [one for one in rounds for _ in range(one.count)]
+        self._sends: list[dict[int, list[int]]] = []
+        self._expected: list[dict[int, int]] = []
+        made: dict[int, tuple[dict[int, list[int]], dict[int, int]]] = {}
+        for one in self._rounds:
+            if id(one) not in made:
+                sends: dict[int, list[int]] = {}
+                expected: dict[int, int] = {}
+                for source, target in one.pairs:
+                    sends.setdefault(source, []).append(target)
+                    expected[target] = expected.get(target, 0) + 1
+                made[id(one)] = sends, expected
+            self._sends.append(made[id(one)][0])
+            self._expected.append(made[id(one)][1])
+        self._current = [-1] * num_ranks
+        self._unsent = [0] * num_ranks
+        self._received = [dict[int, int]() for _ in range(num_ranks)]
+
+    def event(self, rank: int, what: str) -> None:
+        """A rank starts, one of its sends has left, or a message of a round has come in ("in 7")."""
+        if what == "out":
+            self._unsent[rank] -= 1
+        elif what.startswith("in "):
+            index = int(what[3:])
+            self._received[rank][index] = self._received[rank].get(index, 0) + 1
+        elif what == "start":
+            self._begin(rank, 0)
+        self._go_on(rank)
+
+    def _go_on(self, rank: int) -> None:
+        while 0 <= (index := self._current[rank]) < len(self._rounds):
+            waiting = self._received[rank].get(index, 0) < self._expected[index].get(rank, 0)
+            if self._unsent[rank] or waiting:
+                return
+            self._begin(rank, index + 1)
+
+    def _begin(self, rank: int, index: int) -> None:
+        self._current[rank] = index
+        if index >= len(self._rounds):
+            return
+        targets = self._sends[index].get(rank, [])
+        self._unsent[rank] = len(targets)
+        for target in targets:
+            path, latency = self._links.path(rank, target)
+            self._fluid.start(
+                path, latency, self._rounds[index].share * self._bytes, _Arrival(self, rank, target, index)
+            )
+
+
+class _Arrival(tuple[Any, ...]):
+    """A message that has come in: the sender is free again and the receiver has it."""
+
+    __slots__ = ()
+
+    def __new__(cls, player: _Player, source: int, target: int, index: int) -> _Arrival:
+        return super().__new__(cls, (_Both(player, source, target, index), 0, ""))
+
+
+@dataclass(frozen=True, slots=True)
+class _Both:
+    player: _Player
+    source: int
+    target: int
+    index: int
+
+    def event(self, _rank: int, _what: str) -> None:
+        self.player.event(self.target, f"in {self.index}")
+        self.player.event(self.source, "out")
+
+
+def _rounds(phase: Phase, shape: GridShape, chain_segments: int) -> Iterator[Round]:
+    axis_lines = _lines(phase, shape)
+    for step in phase.steps():
+        if phase.pattern == "chain":
+            yield from _chain_rounds(phase, step, axis_lines, chain_segments)
+            return
+        pairs: list[tuple[int, int]] = []
+        for line in axis_lines:
+            size = len(line)
+            if phase.pattern == "halving":
+                inside = [at for at in range(size) if at ^ step.distance < size]
+                pairs += [(line[at], line[at ^ step.distance]) for at in inside]
+            elif step.peers > 1 or phase.pattern == "direct":
+                pairs += [(one, other) for one in line for other in line if one != other]
+            else:
+                pairs += [(line[at], line[(at + 1) % size]) for at in range(size)]
+        yield Round(tuple(pairs), float(step.share), step.count)
+
+
+def _chain_rounds(phase: Phase, step: Step, axis_lines: Sequence[Sequence[int]], segments: int) -> Iterator[Round]:
+    """Segment j leaves the head in round j and moves one position on in each round."""
+    hops = phase.size - 1
+    for index in range(hops + segments - 1):
+        pairs = []
+        for line in axis_lines:
+            ordered = line if phase.operation == "broadcast" else list(reversed(line))
+            pairs += [(ordered[at], ordered[at + 1]) for at in range(hops) if 0 <= index - at < segments]
+        yield Round(tuple(pairs), float(step.share) / segments)
+
+
+def _lines(phase: Phase, shape: GridShape) -> list[list[int]]:
+    """The ranks along the axis of a phase, line by line; of leaders only where it says so."""
+    if phase.axis == WORLD:
+        return [list(range(shape.num_ranks))]
+    stride = math.prod(shape.sizes[phase.axis + 1 :])
+    block = stride * phase.size
+    firsts = [rank for rank in range(shape.num_ranks) if rank % block < stride]
+    if phase.leaders:
+        firsts = [rank for rank in firsts if rank % stride == 0]
+    return [[first + stride * along for along in range(phase.size)] for first in firsts]
