@@ -66,7 +66,7 @@ TORCH_FREE = (
     # A mistake in a recipe, a folder or a launcher's variables is told without the seconds that torch takes to load.
     *("megabatch.train.entry", "megabatch.train.folder", "megabatch.train.world"),
     "megabatch.study.conduct",
-    *("megabatch.plan.request", "megabatch.plan.show", "megabatch.plan.validate"),
+    *("megabatch.plan.request", "megabatch.plan.show", "megabatch.plan.validate", "megabatch.plan.loop"),
 )
 
 WHOLE_RUNS = "only whole runs show what it does: tests/system"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -40,3 +41,54 @@ def bench_allreduce(
     from megabatch.train.survey import bench_allreduce as run
 
     raise typer.Exit(run(BenchRequest(sizes, algorithms, iterations, workers, grid, output, as_json), os.environ))
+
+
+@app.command(
+    "step",
+    epilog="Examples: `megabatch bench step demo --output step.json` - "
+    "`megabatch bench step demo --workers 4 --batches 32,64,128 --output step.json`",
+)
+def bench_step(
+    recipe: Annotated[str, typer.Argument(help="A name from `megabatch recipes`, or a TOML file.")],
+    batches: Annotated[str, typer.Option(help="Local batches, such as 16,32; around the ghost batch by default.")] = "",
+    iterations: Annotated[int, typer.Option(min=3, help="Steps that count, per batch.")] = 10,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Local workers that compute at the same time, as in a run.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Write a file for `megabatch plan --calibrate`.")] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Time training steps by local batch, without data and communication: what `megabatch plan` starts from."""
+    from megabatch.plan.step_times import step_times_from_data, write_step_times
+    from megabatch.recipes import load_config
+    from megabatch.train.step_bench import StepBenchRequest, bench_steps, parse_batches
+
+    config = load_config(recipe, set_ or [])
+    words = ["bench", "step", recipe, "--iterations", str(iterations), "--batches", batches]
+    words += [word for text in set_ or [] for word in ("--set", text)] + ["--json"] * as_json
+    words += ["--output", str(output.absolute())] if output else []
+    request = StepBenchRequest(
+        config, parse_batches(batches, config.train.ghost_batch), iterations, workers, tuple(words)
+    )
+    code, result = bench_steps(request, os.environ)
+    if result is not None:
+        times = step_times_from_data(result, "the measurement")
+        if output is not None:
+            write_step_times(output, times)
+        if as_json:
+            print(json.dumps(result))
+        else:
+            print(
+                f"{times.model} on {times.device}, {times.threads} threads, {result.get('workers', 1)} workers at a time"
+            )
+            for row in times.rows:
+                print(
+                    f"  {row.local_batch:>6} pictures {1e3 * row.seconds:>10.2f} ms +- {row.deviation:.1%}"
+                    f" {row.local_batch / row.seconds:>10,.0f} images/s  n = {row.iterations}"
+                )
+            print(f"  backward pass {times.backward_share:.0%} of a step")
+    raise typer.Exit(code)

@@ -21,7 +21,7 @@ app = typer.Typer()
     "`megabatch plan mikami2018 --cluster dgx-a100 --calibrate rows.csv --family nvidia:dgxa100 "
     '--stack "2.0 mxnet closed"` - '
     "`megabatch plan demo --cluster this-machine --calibrate step.json --calibrate links.json --workers 4` - "
-    "`megabatch plan --validate rows.csv`"
+    "`megabatch plan --validate rows.csv` - `megabatch plan --compare runs/mine`"
 )
 def plan(
     recipe: Annotated[str | None, typer.Argument(help="A name from `megabatch recipes`, or a TOML file.")] = None,
@@ -50,9 +50,12 @@ def plan(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe.")
     ] = None,
+    scale: Annotated[str | None, typer.Option(metavar="NAME", help="As in `megabatch train`.")] = None,
+    epochs: Annotated[float | None, typer.Option(metavar="E", help="As in `megabatch train`.")] = None,
     output: Annotated[Path | None, typer.Option(help="Write the plan for `megabatch train --plan`.")] = None,
     figure: Annotated[Path | None, typer.Option(help="Draw time against cost: writes .svg, .png and .csv.")] = None,
     validate: Annotated[Path | None, typer.Option(help="Predict known rows (CSV) and say how far off.")] = None,
+    compare: Annotated[Path | None, typer.Option(help="A run that followed a plan: predicted and measured.")] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -63,6 +66,14 @@ def plan(
 
         result = validate_rows(validate)
         print(json.dumps(result.as_data())) if as_json else print_validation(result)
+        return
+    if compare is not None:
+        from dataclasses import asdict
+
+        from megabatch.plan.loop import compare_run, print_comparison
+
+        parts = compare_run(compare)
+        print(json.dumps([asdict(part) for part in parts])) if as_json else print_comparison(parts)
         return
     from megabatch.plan.request import PlanRequest, answer, cluster_lines
 
@@ -88,6 +99,8 @@ def plan(
             deadline=deadline,
             budget=budget,
             overrides=tuple(set_ or ()),
+            scale=scale,
+            epochs=epochs,
             output=output,
             figure=figure,
             as_json=as_json,

@@ -21,6 +21,7 @@ app = typer.Typer()
     "`megabatch train demo --set train.epochs=1 --set data.source=generated` - "
     "`megabatch train demo --output runs/a --resume` - "
     "`megabatch train mikami2018 --scale fashion-mnist --epochs 30 --set optimizer.rate_factor=0.5` - "
+    "`megabatch train demo --plan plan.json` - "
     "`torchrun --nproc-per-node 4 -m megabatch train demo`"
 )
 def train(
@@ -45,6 +46,11 @@ def train(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe.")
     ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(help="Follow a plan of `megabatch plan --output`: workers, grid, algorithm, bucket and batch."),
+    ] = None,
+    keep_plan: Annotated[Path | None, typer.Option(hidden=True)] = None,
     debug: Debug = False,
 ) -> None:
     """Train a recipe.
@@ -56,7 +62,14 @@ def train(
     overrides = tuple(set_ or ()) + (
         (f"data.path={json.dumps(str(data.absolute()), ensure_ascii=False)}",) if data else ()
     )
-    request = TrainRequest(recipe, overrides, workers, grid, output, resume, debug, scale, epochs)
+    plan_text = keep_plan.read_text(encoding="utf-8") if keep_plan else ""
+    if plan is not None:
+        from megabatch.plan.planfile import follow
+
+        planned = follow(plan, recipe, grid, workers, os.environ)
+        overrides, plan_text = planned.overrides + overrides, planned.text
+        grid, workers = planned.grid, planned.workers
+    request = TrainRequest(recipe, overrides, workers, grid, output, resume, debug, scale, epochs, plan_text)
     raise typer.Exit(train_here(request, os.environ))
 
 

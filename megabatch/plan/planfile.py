@@ -7,8 +7,10 @@ run is compared with afterwards (`plan.loop`). A plan is for one recipe: another
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,10 @@ from megabatch.plan.planner import Help, PlanResult
 from megabatch.plan.predict import Prediction
 from megabatch.plan.workload import Workload
 
-__all__ = ["PlannedRun", "plan_as_data", "prediction_as_data", "read_plan"]
+__all__ = ["PlannedRun", "follow", "plan_as_data", "prediction_as_data", "read_plan"]
 
 FORMAT = 1
+_MOST_LOCAL_WORKERS = 64
 
 
 @dataclass(frozen=True)
@@ -29,8 +32,8 @@ class PlannedRun:
     """What a run takes from a plan file; `text` is the file itself, kept with the run."""
 
     recipe: str
-    workers: int
-    grid: str
+    workers: int | None
+    grid: str | None
     overrides: tuple[str, ...]
     prediction: dict[str, Any]
     text: str
@@ -74,7 +77,10 @@ def prediction_as_data(one: Prediction) -> dict[str, Any]:
         "local_batch": one.local_batch,
         "step_seconds": _interval(one.step),
         "step_parts_seconds": dict(one.step_parts),
-        "communication_seconds": one.communication_seconds,
+        "compute_seconds": _part(one, "compute"),
+        "communication_and_waiting_seconds": _part(one, "exposed communication", "stragglers"),
+        "data_seconds": _part(one, "loader"),
+        "hidden_and_exposed_communication_seconds": one.communication_seconds,
         "images_per_second": _interval(one.images_per_second),
         "efficiency": one.efficiency,
         "epochs": _interval(one.epochs),
@@ -118,8 +124,40 @@ def read_plan(path: str | Path) -> PlannedRun:
         raise ConfigError(f"plan '{path}' is damaged ({error}); write it anew with `megabatch plan --output`") from None
 
 
+def follow(path: Path, recipe: str, grid: str | None, workers: int | None, environ: Mapping[str, str]) -> PlannedRun:
+    """A plan for a run of `recipe`; a grid or workers that were typed win over it.
+
+    Under a launcher the workers are those it started. Without one, local workers are started, and a plan for a cluster
+    is refused: nobody wants its thousands of workers on one machine.
+
+    Raises:
+        ConfigError: the plan is for another recipe, or needs a cluster and this is none.
+    """
+    planned = read_plan(path)
+    if planned.recipe != Path(recipe).stem:
+        raise ConfigError(
+            f"plan '{path}' is for recipe '{planned.recipe}', '{recipe}' was given; plan that one, or train the other"
+        )
+    assert planned.workers is not None
+    launched = any(name in environ for name in ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK"))
+    if not launched and workers is None and planned.workers > _MOST_LOCAL_WORKERS:
+        raise ConfigError(
+            f"plan '{path}' is for {planned.workers:,} workers and no launcher has started them; "
+            "put srun, torchrun or mpirun before the command"
+        )
+    wanted = workers or (None if launched else planned.workers)
+    fits = wanted is None or wanted == planned.workers
+    return dataclasses.replace(planned, workers=wanted, grid=grid or (planned.grid if fits else None))
+
+
 def _interval(value: Interval) -> dict[str, float]:
     return {"middle": value.middle, "low": value.low, "high": value.high}
+
+
+def _part(one: Prediction, *names: str) -> dict[str, float]:
+    """Parts of an update, as uncertain as the whole of it."""
+    seconds = sum(one.step_parts[name] for name in names)
+    return _interval(one.step.times(seconds / one.step.middle))
 
 
 def _help(one: Help) -> dict[str, Any]:

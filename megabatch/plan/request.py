@@ -46,6 +46,8 @@ class PlanRequest:
     deadline: str | None = None
     budget: float | None = None
     overrides: tuple[str, ...] = ()
+    scale: str | None = None
+    epochs: float | None = None
     output: Path | None = None
     figure: Path | None = None
     as_json: bool = False
@@ -82,7 +84,9 @@ def run(request: PlanRequest) -> tuple[PlanResult, Cluster, Workload]:
             hint = nearest(name, ALGORITHMS)
             raise ConfigError(f"all-reduce algorithm '{name}' is unknown; known: {', '.join(ALGORITHMS)}{hint}")
     evidence = gather(load_cluster(request.cluster), request.calibrate, request.family, request.stack)
-    workload = workload_of(request.recipe, list(request.overrides), evidence.layers)
+    workload = workload_of(
+        request.recipe, list(request.overrides), evidence.layers, scale=request.scale, epochs=request.epochs
+    )
     batches: list[BatchStages] = [parse_stages(text) for text in request.batches]
     result = plan(
         evidence.cluster,

@@ -20,8 +20,9 @@ from typing import Any
 from megabatch.errors import ConfigError
 from megabatch.plan.compute import ComputeTable
 from megabatch.plan.workload import Layer
+from megabatch.report.record import write_atomically
 
-__all__ = ["StepRow", "StepTimes", "read_step_times", "step_times_from_data", "step_times_text"]
+__all__ = ["StepRow", "StepTimes", "read_step_times", "step_times_from_data", "step_times_text", "write_step_times"]
 
 FORMAT = 1
 
@@ -65,6 +66,11 @@ def step_times_text(times: StepTimes) -> str:
     content = {"megabatch_step_times": FORMAT, **asdict(times)}
     content["versions"] = dict(sorted(times.versions.items()))
     return json.dumps(content, indent=1) + "\n"
+
+
+def write_step_times(path: str | Path, times: StepTimes) -> None:
+    """Write the file beside its place and rename it there."""
+    write_atomically(Path(path), step_times_text(times))
 
 
 def step_times_from_data(content: Mapping[str, Any], source: str) -> StepTimes:

@@ -125,9 +125,17 @@ def fill_buckets(layers: tuple[Layer, ...], bytes_per_parameter: int, bucket_mb:
     return tuple(buckets)
 
 
-def workload_of(recipe: str, overrides: list[str] | None = None, layers: tuple[Layer, ...] | None = None) -> Workload:
+def workload_of(
+    recipe: str,
+    overrides: list[str] | None = None,
+    layers: tuple[Layer, ...] | None = None,
+    *,
+    scale: str | None = None,
+    epochs: float | None = None,
+) -> Workload:
     """The workload of a recipe, by name or file. `layers` replaces the stored list of its network."""
-    return workload_from_config(load_config(recipe, overrides), Path(recipe).stem, layers)
+    config = load_config(recipe, overrides, scale=scale, epochs=epochs)
+    return workload_from_config(config, Path(recipe).stem, layers)
 
 
 def workload_from_config(config: Config, name: str, layers: tuple[Layer, ...] | None = None) -> Workload:
@@ -155,8 +163,16 @@ def workload_from_config(config: Config, name: str, layers: tuple[Layer, ...] | 
 
 
 def _num_pictures(config: Config) -> tuple[int, int]:
+    """Pictures to train on and to evaluate; a part of the set where the recipe takes a part."""
+    num_train, num_val = _whole_set(config)
+    return min(config.data.max_train_pictures or num_train, num_train), num_val
+
+
+def _whole_set(config: Config) -> tuple[int, int]:
     """Pictures of a known set; ImageNet's where the recipe is of that size; the generated set's otherwise."""
     source = config.data.source
+    if config.promise.pictures and source not in (*_KNOWN_SETS, "generated"):
+        return config.promise.pictures, IMAGENET_VAL
     if source in _KNOWN_SETS:
         return _KNOWN_SETS[source]
     if source == "generated":

@@ -40,9 +40,12 @@ __all__ = ["train"]
 
 
 def train(
-    config: Config, world: World, device: torch.device, folder: Path, grid: GridShape, resume: bool
+    config: Config, world: World, device: torch.device, folder: Path, grid: GridShape, resume: bool, plan: str = ""
 ) -> dict[str, Any]:
-    """Train to the end of the recipe, to `max_updates` or to a stop signal; return the summary of the run."""
+    """Train to the end of the recipe, to `max_updates` or to a stop signal; return the summary of the run.
+
+    plan: the text of the plan the run follows, kept with it.
+    """
     progress, stop = Progress(speaks=world.is_first), StopRequest().listen()
     bench = build_workbench(config, world, grid, device)
     run = RunState(trunk_clock(config, len(bench.train_source)))
@@ -53,6 +56,8 @@ def train(
         if world.is_first:
             stack.enter_context(hold(folder, config, resume))
             write_json(folder / "environment.json", environment)
+            if plan:
+                write_atomically(folder / "plan.json", plan)
         for line in [*derived_lines(config, run.clock, world.size, grid, bench.network), *bench.choices]:
             progress.say(line)
         metrics_bytes, trunk = 0, None

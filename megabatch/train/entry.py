@@ -37,11 +37,13 @@ class TrainRequest:
     debug: bool = False
     scale: str | None = None
     epochs: float | None = None
+    plan: str = ""  # the text of the plan it follows, whose settings are among the overrides
 
     def arguments(self, resolved_recipe: Path, folder: Path) -> list[str]:
         """The command line of a worker that does the same, from settings already resolved, in this folder."""
         words = ["train", str(resolved_recipe), "--output", str(folder)]
         words += ["--grid", self.grid] if self.grid else []
+        words += ["--keep-plan", str(resolved_recipe.with_name("plan.json"))] if self.plan else []
         words += ["--resume"] * self.resume + ["--debug"] * self.debug
         return words
 
@@ -72,6 +74,8 @@ def _start_workers(request: TrainRequest, config: Config) -> int:
         # Workers that are restarted later must not see what has become of the recipe file meanwhile.
         resolved = Path(scratch) / "recipe.toml"
         resolved.write_text(config.to_toml(), encoding="utf-8")
+        if request.plan:
+            resolved.with_name("plan.json").write_text(request.plan, encoding="utf-8")
         stopped_by = start_workers(num_workers, request.arguments(resolved, folder), config.comm.max_restarts)
     ended_well = (folder / "summary.json").is_file()  # stopped with a checkpoint, or finished after all
     return 128 + stopped_by if stopped_by and not ended_well else 0
@@ -88,7 +92,8 @@ def _join_and_train(request: TrainRequest, config: Config, world: World) -> int:
     with join(world, backend, config.comm.timeout_seconds) as store:
         folder = _agree_on_folder(request, world, store)
         grid = _choose_grid(request.grid, world.size)
-        summary = train(config, world, device, folder, grid, resume=request.resume or world.attempt > 0)
+        resume = request.resume or world.attempt > 0
+        summary = train(config, world, device, folder, grid, resume, request.plan)
     if world.is_first:
         _say_result(summary, folder)
     return 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from megabatch.errors import ConfigError
-from megabatch.plan.planfile import plan_as_data, read_plan
+from megabatch.plan.planfile import follow, plan_as_data, read_plan
 from megabatch.plan.planner import Goal, plan
 from tests.plan.laboratory import laboratory, workload
 
@@ -35,3 +35,22 @@ def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
         read_plan(tmp_path / "plan.json")
     with pytest.raises(ConfigError, match="cannot be read"):
         read_plan(tmp_path / "none.json")
+
+
+def test_following_a_plan(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    for workers in (16, 256):
+        result = plan(laboratory(), workload(), [workers], Goal())
+        path.write_text(json.dumps(plan_as_data(result, "laboratory", workload(), "32768")), encoding="utf-8")
+        grid = result.chosen.candidate.grid.text
+        assert follow(path, "test", None, None, {"RANK": "0"}).workers is None
+        assert follow(path, "somewhere/test.toml", None, workers, {}).grid == grid
+        assert follow(path, "test", "1x2", 2, {}).grid == "1x2"
+        assert follow(path, "test", None, 2, {}).grid is None  # the plan's grid does not fit two workers
+        if workers == 16:
+            assert follow(path, "test", None, None, {}).workers == 16
+        else:
+            with pytest.raises(ConfigError, match="put srun, torchrun or mpirun"):
+                follow(path, "test", None, None, {})
+    with pytest.raises(ConfigError, match="is for recipe 'test'"):
+        follow(path, "demo", None, None, {})

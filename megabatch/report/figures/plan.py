@@ -52,6 +52,9 @@ def _measured(run: Run) -> list[_Measured]:
     found: list[_Measured] = []
     for key, label, column, show in (
         ("step_seconds", "time per update", "update_seconds", seconds_text),
+        ("compute_seconds", "compute", "compute_seconds", seconds_text),
+        ("communication_and_waiting_seconds", "communication and waiting", "communication_seconds", seconds_text),
+        ("data_seconds", "waiting for data", "data_seconds", seconds_text),
         ("images_per_second", "images per second", "images_per_second", count_text),
     ):
         values = run.metrics.columns.get(column)

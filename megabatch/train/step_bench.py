@@ -1,0 +1,187 @@
+"""Measures training steps by local batch on the machine at hand, without data and without gradients travelling.
+
+With several workers all of them compute at the same time, as in a run: they share cores and memory, and the slowest
+counts. What comes out is the table of step times that `megabatch plan` starts from.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from megabatch.config import Config
+from megabatch.errors import ConfigError
+from megabatch.train.launch import start_workers
+from megabatch.train.worker import run_as_worker
+from megabatch.train.world import World, choose_device, join, read_world
+
+__all__ = ["StepBenchRequest", "bench_steps", "parse_batches"]
+
+_TIMEOUT_SECONDS = 600.0
+_WARM_UP = 2
+
+
+@dataclass(frozen=True)
+class StepBenchRequest:
+    """What the user typed after `megabatch bench step`, and the words a worker is started with."""
+
+    config: Config
+    batches: tuple[int, ...]
+    iterations: int = 10
+    workers: int | None = None
+    words: tuple[str, ...] = ()
+
+
+def parse_batches(text: str, ghost_batch: int) -> tuple[int, ...]:
+    """Read "16,32,64"; by default half, once and twice the ghost batch."""
+    if not text:
+        return tuple(sorted({max(2, ghost_batch // 2), ghost_batch, 2 * ghost_batch}))
+    try:
+        batches = sorted({int(word) for word in text.split(",")})
+    except ValueError:
+        raise ConfigError(f"batches '{text}' cannot be read; write whole numbers such as 16,32,64") from None
+    if batches[0] < 2:
+        raise ConfigError(f"local batch {batches[0]} is too small for batch-norm; give at least 2")
+    return tuple(batches)
+
+
+def bench_steps(request: StepBenchRequest, environ: Mapping[str, str]) -> tuple[int, dict[str, Any] | None]:
+    """Measure here, in a launcher's world or in local workers; the exit code, and the result where it is to be told."""
+    world = read_world(environ, alone=request.workers is not None)
+    if world is None and (request.workers or 1) > 1:
+        return start_workers(request.workers or 1, list(request.words), max_restarts=0), None
+    if world is None:
+        import torch
+
+        from megabatch.train.build import set_threads
+
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        set_threads(request.config, 1)
+        return 0, _measure(request, device, lambda: None)
+    joined: World = world
+    found: list[dict[str, Any]] = []
+    code = run_as_worker(lambda: _measure_in(joined, request, found), joined, environ)
+    return code, found[0] if found else None
+
+
+def _measure_in(world: World, request: StepBenchRequest, found: list[dict[str, Any]]) -> int:
+    import torch.distributed as dist
+
+    from megabatch.train.build import set_threads
+
+    device, backend = choose_device("auto", world)
+    set_threads(request.config, world.local_size)
+    with join(world, backend, _TIMEOUT_SECONDS):
+        mine = _measure(request, device, dist.barrier)
+        everybody: list[Any] = [None] * world.size
+        dist.all_gather_object(everybody, mine)
+        if world.is_first:
+            slowest = max(everybody, key=lambda one: sum(row["seconds"] for row in one["rows"]))
+            found.append({**slowest, "workers": world.size})
+    return 0
+
+
+def _measure(request: StepBenchRequest, device: Any, together: Any) -> dict[str, Any]:
+    import torch
+    from torch.nn import functional as F
+
+    from megabatch.model.registry import build_model
+    from megabatch.optim.build import build_optimizer
+    from megabatch.train.build import Normaliser, autocast_of
+
+    config = request.config
+    channels = 1 if len(config.data.mean) == 1 else 3
+    classes = config.data.num_classes or config.data.generated.num_classes
+    torch.manual_seed(config.train.seed)
+    network = build_model(
+        config.model.name,
+        num_classes=classes,
+        in_channels=channels,
+        zero_gamma=config.model.zero_gamma,
+        width=config.model.width,
+    )
+    memory_format = torch.channels_last if config.train.channels_last else torch.contiguous_format
+    network = network.to(device=device, memory_format=memory_format)  # type: ignore[call-overload]
+    optimizer = build_optimizer(config.optimizer, network)
+    normalise = Normaliser(config, channels, device)
+    size = config.data.image_size
+    wait: Callable[[], None] = torch.cuda.synchronize if device.type == "cuda" else _nothing
+
+    def step(pictures: Any, labels: Any) -> tuple[float, float]:
+        begin = time.perf_counter()
+        with autocast_of(config, device):
+            logits = network(normalise(pictures))
+        loss = F.cross_entropy(logits.float(), labels)
+        wait()
+        forward = time.perf_counter()
+        loss.backward()
+        wait()
+        backward = time.perf_counter()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        wait()
+        return time.perf_counter() - begin, backward - forward
+
+    rows, shares = [], []
+    for batch in request.batches:
+        pictures = torch.randint(0, 256, (batch, size, size, channels), dtype=torch.uint8)
+        labels = torch.randint(0, classes, (batch,), device=device)
+        together()
+        times = [step(pictures, labels) for _ in range(_WARM_UP + request.iterations)][_WARM_UP:]
+        whole = sorted(seconds for seconds, _ in times)
+        median = statistics.median(whole)
+        # 10th to 90th percentile of a normal law is 2.56 deviations wide.
+        spread = (whole[int(0.9 * (len(whole) - 1))] - whole[int(0.1 * (len(whole) - 1))]) / 2.56
+        rows.append({"local_batch": batch, "seconds": median, "deviation": spread / median, "iterations": len(times)})
+        shares.append(statistics.median(backward / seconds for seconds, backward in times))
+    return {
+        "megabatch_step_times": 1,
+        "model": config.model.name,
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+        "backward_share": statistics.median(shares),
+        "layers": _layers(network, torch.zeros(2, channels, size, size, device=device)),
+        "rows": rows,
+        "versions": {"torch": torch.__version__},
+    }
+
+
+def _nothing() -> None:
+    """Work on a CPU is done when the call returns."""
+
+
+def _layers(network: Any, pictures: Any) -> list[dict[str, Any]]:
+    """Layers in the order of the forward pass with their parameters and part of the multiply-adds."""
+    import torch
+    from torch import nn
+
+    names = {module: name for name, module in network.named_modules()}
+    seen: list[dict[str, Any]] = []
+
+    def after(module: Any, _inputs: Any, out: Any) -> None:
+        count = sum(p.numel() for p in module.parameters(recurse=False))
+        if not count:
+            return
+        if isinstance(module, nn.Conv2d):
+            work = module.weight.numel() * out.shape[2] * out.shape[3]
+        elif isinstance(module, nn.Linear):
+            work = module.weight.numel()
+        elif seen:  # a norm belongs to the layer before it
+            seen[-1]["parameters"] += count
+            return
+        else:
+            work = count
+        seen.append({"name": names[module], "parameters": count, "work": float(work)})
+
+    hooks = [module.register_forward_hook(after) for module in network.modules()]
+    was_training = network.training
+    with torch.no_grad():
+        network.eval()(pictures)
+    network.train(was_training)
+    for hook in hooks:
+        hook.remove()
+    whole = sum(layer["work"] for layer in seen)
+    return [{**layer, "work": layer["work"] / whole} for layer in seen]

@@ -1,0 +1,37 @@
+"""Step times by local batch: what is measured, and of which layers."""
+
+from __future__ import annotations
+
+import pytest
+
+from megabatch.errors import ConfigError
+from megabatch.plan.step_times import step_times_from_data
+from megabatch.recipes import load_config
+from megabatch.train.step_bench import StepBenchRequest, bench_steps, parse_batches
+
+
+def test_batches() -> None:
+    assert parse_batches("", 64) == (32, 64, 128)
+    assert parse_batches("", 2) == (2, 4)
+    assert parse_batches("64,16,16", 32) == (16, 64)
+    for text in ("many", "1,2", "16;32"):
+        with pytest.raises(ConfigError):
+            parse_batches(text, 32)
+
+
+def test_a_measurement_is_what_the_planner_reads() -> None:
+    config = load_config("demo", ["train.threads_per_worker=1"])
+    code, result = bench_steps(StepBenchRequest(config, (2, 8), iterations=3), {})
+    assert code == 0
+    assert result is not None
+    times = step_times_from_data(result, "test")
+    assert [row.local_batch for row in times.rows] == [2, 8]
+    assert all(row.seconds > 0 and row.iterations == 3 for row in times.rows)
+    assert 0 < times.backward_share < 1
+    assert sum(layer.work for layer in times.layers) == pytest.approx(1)
+
+    from megabatch.model.registry import build_model
+
+    network = build_model("resnet8", num_classes=10, in_channels=1)
+    assert sum(layer.parameters for layer in times.layers) == sum(p.numel() for p in network.parameters())
+    assert times.layers[0].name == "conv1"
