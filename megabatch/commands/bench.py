@@ -82,9 +82,8 @@ def bench_step(
         if as_json:
             print(json.dumps(result))
         else:
-            print(
-                f"{times.model} on {times.device}, {times.threads} threads, {result.get('workers', 1)} workers at a time"
-            )
+            together = f"{result.get('workers', 1)} workers at a time"
+            print(f"{times.model} on {times.device}, {times.threads} threads, {together}")
             for row in times.rows:
                 print(
                     f"  {row.local_batch:>6} pictures {1e3 * row.seconds:>10.2f} ms +- {row.deviation:.1%}"

@@ -33,6 +33,7 @@ class ComputeTable:
     """Step time of one worker without communication, by local batch, for one network.
 
     points: (pictures, seconds), batches rising. backward_share: part of the step that is the backward pass.
+    noise: relative standard error of the points, where they were measured with their scatter.
     """
 
     model: str
@@ -40,11 +41,12 @@ class ComputeTable:
     certainty: str = "given"
     source: str = ""
     backward_share: float = 2 / 3
+    noise: float = 0.0
 
     @property
     def relative_deviation(self) -> float:
         """One standard deviation of a value inside the table."""
-        return CERTAINTIES[self.certainty]
+        return math.hypot(CERTAINTIES[self.certainty], self.noise)
 
     @property
     def batches(self) -> tuple[float, float]:
@@ -54,7 +56,7 @@ class ComputeTable:
     def times(self, factor: float) -> ComputeTable:
         """The same worker, slower by `factor`."""
         points = tuple((batch, seconds * factor) for batch, seconds in self.points)
-        return ComputeTable(self.model, points, self.certainty, self.source, self.backward_share)
+        return ComputeTable(self.model, points, self.certainty, self.source, self.backward_share, self.noise)
 
     def seconds(self, local_batch: float) -> float:
         """Seconds of one step with `local_batch` pictures."""

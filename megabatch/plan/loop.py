@@ -55,6 +55,8 @@ class PartComparison:
 def compare_run(folder: Path) -> list[PartComparison]:
     """Compare the plan of a run with its metrics; medians over all updates but the first few.
 
+    The time of the whole training is compared only if the run made as many updates as the plan counted.
+
     Raises:
         DataError, ConfigError: the run followed no plan, or has too few updates.
     """
@@ -73,7 +75,7 @@ def compare_run(folder: Path) -> list[PartComparison]:
         for part, key, column in (*_PER_UPDATE, ("images/s", "images_per_second", "images_per_second"))
     ]
     summary = read_json(folder / "summary.json")
-    if summary.get("status") == "finished":
+    if summary.get("status") == "finished" and summary.get("updates") == prediction.get("updates"):
         found.append(_compared("training", prediction, "training_seconds", [summary["wall_seconds"]]))
     return [one for one in found if one is not None]
 
@@ -81,7 +83,7 @@ def compare_run(folder: Path) -> list[PartComparison]:
 def print_comparison(comparison: Sequence[PartComparison], console: Console | None = None) -> None:
     """A table for people."""
     out = console or Console(highlight=False)
-    table = Table("part", "predicted [80 %]", "measured", "measured / predicted", "n", "in", box=None, pad_edge=False)
+    table = Table("part", "predicted [80 %]", "measured", "ratio", "n", "in", box=None, pad_edge=False)
     for column in table.columns[1:5]:
         column.justify = "right"
     for one in comparison:

@@ -28,6 +28,7 @@ BUCKETS_MB = (1.0, 2.0, 4.0, 8.0, 16.0, 25.0, 50.0, 100.0, math.inf)
 LIBRARY_ALGORITHMS = ("backend", "torus", "hierarchical")
 """On a backend with its own collectives the others would only be sends and receives in Python."""
 
+_DRAW = 1.01
 _MANY_WORKERS = 65_536
 _LARGEST_SEARCH = 4096
 _FASTER = {"wire latency": 0.5, "software latency": 0.5, "stragglers": 0.5, "compute": 0.5}
@@ -97,7 +98,7 @@ def plan(
                 refusal = str(error)
     if not found:
         raise ConfigError(refusal)
-    found.sort(key=lambda one: one.total.middle)
+    found.sort(key=lambda one: one.total.middle / (_DRAW if one.candidate.algorithm == "backend" else 1.0))
     chosen, reason = _choose(found, goal)
     load = workload.with_batch(_stages_of(chosen, batches, workload))
     helps = what_would_help(cluster, load, chosen, law, fit)
@@ -183,10 +184,20 @@ def _best_candidates(
                 except MegabatchError as error:
                     refusal = str(error)
         if mine:
-            best.append(min(mine, key=lambda one: one[0]))
+            best.append(_least(mine, workload.bucket_mb))
     if not best:
         raise ConfigError(refusal)
-    return [candidate for _, candidate in sorted(best, key=lambda one: one[0])], tried
+    # A draw is no reason to leave what plain DDP does.
+    least = min(seconds for seconds, _ in best)
+    best.sort(key=lambda one: 0.0 if one[1].algorithm == "backend" and one[0] < _DRAW * least else one[0])
+    return [candidate for _, candidate in best], tried
+
+
+def _least(priced: Sequence[tuple[float, Candidate]], usual_mb: float) -> tuple[float, Candidate]:
+    """The fastest; of those that are as good as equal, the one with the bucket nearest to the usual."""
+    least = min(seconds for seconds, _ in priced)
+    equal = [one for one in priced if one[0] <= 1.002 * least]
+    return min(equal, key=lambda one: (abs(math.log(min(one[1].bucket_mb, 1e6) / usual_mb)), one[0]))
 
 
 def _shapes_for(cluster: Cluster, algorithm: str, workers: int) -> list[GridShape]:
@@ -215,7 +226,7 @@ def _choose(found: Sequence[Prediction], goal: Goal) -> tuple[Prediction, str]:
         )
         return min(within, key=lambda one: (bill(one), one.total.middle)), what
     what = f"fastest for at most {goal.budget:,.2f}" if math.isfinite(goal.budget) else "least time"
-    return min(within, key=lambda one: one.total.middle), what
+    return within[0], what
 
 
 def _front(found: Sequence[Prediction]) -> list[Prediction]:

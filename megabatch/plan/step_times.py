@@ -12,6 +12,7 @@ by the distance between the 10th and the 90th percentile, so that a single hiccu
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -53,7 +54,9 @@ class StepTimes:
     def table(self) -> ComputeTable:
         """As the planner wants it."""
         points = tuple((float(row.local_batch), row.seconds) for row in self.rows)
-        return ComputeTable(self.model, points, "measured", "megabatch bench step", self.backward_share)
+        # The standard error of a median of n is 1.25 deviations over the root of n.
+        noise = max(1.25 * row.deviation / math.sqrt(row.iterations) for row in self.rows)
+        return ComputeTable(self.model, points, "measured", "megabatch bench step", self.backward_share, noise)
 
     @property
     def deviation(self) -> float:

@@ -34,7 +34,11 @@ def run_folder(folder: Path, factor: float) -> Path:
     }
     rows = [{**row, "update_seconds": 99.0, "compute_seconds": 99.0}] * 3 + [row] * 7 + [{**row, "batch_total": 64}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows), encoding="utf-8")
-    summary = {"status": "finished", "wall_seconds": factor * result.chosen.training.middle}
+    summary = {
+        "status": "finished",
+        "updates": result.chosen.updates,
+        "wall_seconds": factor * result.chosen.training.middle,
+    }
     (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     return folder
 
