@@ -3,7 +3,8 @@
 McCandlish 2018, section 2.2: a batch far below the noise scale loses nothing by growing, a batch far above it wastes
 pictures. The batch is multiplied by `growth` when the smoothed noise scale has been at least `threshold` times the
 grown batch at `patience` measurements in a row, never before `from_epoch` (warm-up), never above `max_batch_total`,
-and never down again.
+and never down again. The comparison is made without dividing, noise >= threshold * grown batch * signal: it is
+linear in two unbiased estimates, and holds where so little signal is left that its estimate falls below zero.
 
 Pictures are prepared ahead of the update that needs them, so a decision cannot take effect at once. The batch of update
 i depends on measurements of the updates before i - `lead_updates` only: what lies within the lead is settled, and
@@ -17,6 +18,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 from typing import Any
+
+from megabatch.schedule.noise import NoiseSample
 
 __all__ = ["AdaptiveBatch"]
 
@@ -56,18 +59,18 @@ class AdaptiveBatch:
             self._condition.wait_for(lambda: self._closed or self.observed >= number - self.lead_updates)
             return 0 if self._closed else self.at(number)
 
-    def observe(self, epoch: float, noise_scale: float | None, measured: bool = True) -> None:
-        """Take in an update that ended at `epoch`; `noise_scale` is the smoothed one, in pictures."""
+    def observe(self, epoch: float, average: NoiseSample | None) -> None:
+        """Take in an update that ended at `epoch`; `average` is the smoothed one, None if it was not measured."""
         with self._condition:
             self.observed += 1
-            if measured:
-                self._decide(epoch, noise_scale)
+            if average is not None:
+                self._decide(epoch, average)
             self._condition.notify_all()
 
-    def _decide(self, epoch: float, noise_scale: float | None) -> None:
+    def _decide(self, epoch: float, average: NoiseSample) -> None:
         grown = self._grown()
         pending = bool(self.changes) and self.changes[-1][0] >= self.observed
-        wanted = noise_scale is not None and noise_scale >= self.threshold * grown
+        wanted = average.noise > 0.0 and average.noise >= self.threshold * grown * average.signal
         if pending or epoch < self.from_epoch or grown <= self.batch_total or not wanted:
             self.in_favour = 0
             return

@@ -110,6 +110,11 @@ class NoiseAverage:
         """B_simple in pictures; None before the first measurement and while an average is not positive."""
         return self.noise / self.signal if self.count and self.signal > 0.0 and self.noise > 0.0 else None
 
+    def sample(self) -> NoiseSample:
+        """Both averages, without the weight that the beginning lacks."""
+        weight = 1.0 - self.smoothing**self.count
+        return NoiseSample(self.noise / weight, self.signal / weight) if self.count else NoiseSample(0.0, 0.0)
+
     def state(self) -> dict[str, Any]:
         return {"noise": self.noise, "signal": self.signal, "count": self.count}
 

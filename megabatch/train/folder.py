@@ -35,6 +35,7 @@ _FREE_ON_RESUME = (
     "data.path",
     "data.prefetch_ghosts",
     "optimizer.learning_rate",  # how a run that diverged is mended
+    "collapse.learning_rate",
     "train.evaluation_batch",
     "promise.",
 )

@@ -45,7 +45,7 @@ def run_phase(session: Session, segment: Segment) -> Ending:
             _count_skipped(run, result)
             session.weights_changed()
             if bench.adaptive and not segment.phase.is_branch:
-                bench.adaptive.observe(run.clock.epoch, result.noise_scale, result.noise_measured)
+                bench.adaptive.observe(run.clock.epoch, result.noise)
 
             is_last = segment.is_over(run.clock, ghost_batch) or run.clock.updates == config.train.max_updates
             is_best = False

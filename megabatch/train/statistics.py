@@ -25,13 +25,11 @@ __all__ = ["publish"]
 
 def publish(bench: Workbench, segment: Segment, clock: Clock) -> None:
     """Give the network the statistics it is to be evaluated and saved with; every worker must call it."""
-    num_ghosts = bench.config.norm.exact_batches
-    if not num_ghosts:
-        bench.statistics.publish()
-        return
-    with bench.autocast():
-        ghosts = _ghosts(bench, segment, clock, num_ghosts)
-        exact_statistics(bench.network, ghosts, 1.0 / num_ghosts, bench.config.norm.variance)
+    bench.statistics.publish()
+    if num_ghosts := bench.config.norm.exact_batches:
+        with bench.autocast():
+            ghosts = _ghosts(bench, segment, clock, num_ghosts)
+            exact_statistics(bench.network, ghosts, 1.0 / num_ghosts, bench.config.norm.variance)
 
 
 def _ghosts(bench: Workbench, segment: Segment, clock: Clock, num_ghosts: int) -> Iterator[Tensor]:

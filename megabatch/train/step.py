@@ -20,6 +20,7 @@ from torch.nn.utils import get_total_norm
 
 from megabatch.data.loader import Ghost
 from megabatch.schedule.batch import Update, deal
+from megabatch.schedule.noise import NoiseSample
 from megabatch.train.build import Workbench
 
 __all__ = ["UpdateResult", "rehearse", "train_update"]
@@ -37,8 +38,8 @@ class UpdateResult:
     gradient_norm: float
     applied: bool  # False when the gradient was not finite and the optimiser left the weights alone
     stop_wanted: bool  # some worker was asked to stop
-    noise_measured: bool  # whether this update's gradients were measured
-    noise_scale: float | None  # smoothed, in pictures; None when it is not measured, or not known yet
+    noise: NoiseSample | None  # smoothed noise and signal of the gradient, when this update was measured
+    noise_scale: float | None  # smoothed, in pictures; None when it is not measured, or not known
     data_seconds: float
     communication_seconds: float
     update_seconds: float
@@ -157,7 +158,7 @@ def train_update(
         gradient_norm=gradient_norm.item(),
         applied=finite,
         stop_wanted=stop_total > 0,
-        noise_measured=noise is not None and noise.measuring and finite,
+        noise=noise.average.sample() if noise is not None and noise.measuring and finite else None,
         noise_scale=noise.scale if noise is not None and measure_noise else None,
         data_seconds=seconds["data"],
         communication_seconds=seconds["communication"],

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megabatch.schedule.adaptive import AdaptiveBatch
+from megabatch.schedule.noise import NoiseSample
 
 
 def made(**changes: float) -> AdaptiveBatch:
@@ -18,12 +19,16 @@ def made(**changes: float) -> AdaptiveBatch:
     return AdaptiveBatch(64, 300, 8, **options)  # type: ignore[arg-type]
 
 
-def batches(control: AdaptiveBatch, scales: Sequence[float | None], epoch: float = 2.0) -> list[int]:
+def average(scale: float) -> NoiseSample:
+    return NoiseSample(0.5 * scale, 0.5)
+
+
+def batches(control: AdaptiveBatch, scales: Sequence[float], epoch: float = 2.0) -> list[int]:
     """The batch of every update of a run in which these noise scales are measured one after the other."""
     found = []
     for number, scale in enumerate(scales):
         found.append(control.wait_for(number))
-        control.observe(epoch, scale)
+        control.observe(epoch, average(scale))
     return found
 
 
@@ -44,11 +49,21 @@ def test_it_grows_after_patience_and_lead_up_to_the_bound_and_never_shrinks() ->
         ([127.0] * 20, 2.0, "below the grown batch of 128"),
         ([1000.0] * 20, 0.9, "warm-up"),
         ([1000.0, 1000.0, 5.0] * 7, 2.0, "never three in a row"),
-        ([None] * 20, 2.0, "not known"),
+        ([0.0] * 20, 2.0, "nothing measured yet"),
     ],
 )
-def test_it_stays(scales: list[float | None], epoch: float, why: str) -> None:
+def test_it_stays(scales: list[float], epoch: float, why: str) -> None:
     assert set(batches(made(), scales, epoch)) == {64}, why
+
+
+def test_noise_without_a_signal_above_it_lets_the_batch_grow() -> None:
+    control = made()
+    for _ in range(3):
+        control.observe(2.0, NoiseSample(5.0, -0.01))
+    assert control.changes == [(7, 128)]
+    for _ in range(20):
+        control.observe(2.0, NoiseSample(-5.0, -0.01))  # an estimate of the noise itself below zero says nothing
+    assert control.changes == [(7, 128)]
 
 
 def test_threshold_scales_the_demand() -> None:
@@ -59,13 +74,13 @@ def test_threshold_scales_the_demand() -> None:
 def test_updates_without_a_measurement_neither_help_nor_harm() -> None:
     control = made()
     for number in range(9):
-        control.observe(2.0, 1000.0, measured=number % 3 == 0)
+        control.observe(2.0, average(1000.0) if number % 3 == 0 else None)
     assert control.changes == [(7 + 4, 128)]
 
 
-@given(st.lists(st.one_of(st.none(), st.floats(1, 2000)), min_size=1, max_size=60), st.integers(0, 60))
+@given(st.lists(st.floats(1, 2000), min_size=1, max_size=60), st.integers(0, 60))
 @settings(max_examples=60, deadline=None)
-def test_resumed_anywhere_it_makes_the_same_updates(scales: list[float | None], stop: int) -> None:
+def test_resumed_anywhere_it_makes_the_same_updates(scales: list[float], stop: int) -> None:
     whole = batches(made(), scales)
     first, second = made(), made()
     batches(first, scales[:stop])
@@ -73,7 +88,7 @@ def test_resumed_anywhere_it_makes_the_same_updates(scales: list[float | None], 
     rest = []
     for number in range(min(stop, len(scales)), len(scales)):
         rest.append(second.wait_for(number))
-        second.observe(2.0, scales[number])
+        second.observe(2.0, average(scales[number]))
     assert rest == whole[min(stop, len(scales)) :]
     assert all(total % 8 == 0 and 64 <= total <= 300 for total in whole)
 
@@ -86,7 +101,7 @@ def test_who_prepares_ahead_waits_for_what_is_not_settled() -> None:
     ahead.join(timeout=0.3)
     assert len(got) == 5  # updates 0 to 4 need no measurement
     for _ in range(5):
-        control.observe(2.0, 1000.0)
+        control.observe(2.0, average(1000.0))
     ahead.join(timeout=10)
     assert got == [64] * 7 + [128] * 3
 

@@ -66,7 +66,9 @@ def test_one_piece_says_nothing() -> None:
 def test_averages_are_kept_apart() -> None:
     average = NoiseAverage(smoothing=0.5)
     assert average.scale is None
+    assert average.sample() == NoiseSample(0.0, 0.0)
     average.add(NoiseSample(8.0, 2.0))
+    assert average.sample() == NoiseSample(8.0, 2.0)
     assert average.scale == pytest.approx(4.0)  # the first value is not drawn towards zero
     average.add(NoiseSample(4.0, -0.5))
     # Weights 1/4 and 1/2: (2 + 2) / (0.5 - 0.25), not the mean of 4 and -8.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from megabatch.train.checkpoint import read_checkpoint
 from tests.ranks import RankFailureError
@@ -57,6 +59,40 @@ def test_gradients_that_are_not_finite_are_skipped_counted_and_end_the_run(tmp_p
     assert (folder / "checkpoints" / "last").resolve().name == "step-00000003.pt"
     state = read_checkpoint(folder / "checkpoints" / "last")
     assert all(value.isfinite().all() for name, value in state["model"].items() if "running" in name)
+
+
+def test_one_bad_batch_is_skipped_counted_and_leaves_no_trace(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    settings = ("model.name=tests.system.models:Stumbling", "model.zero_gamma=none", "train.max_updates=6")
+    for statistics in ("norm.newest_share=0.1", "norm.exact_batches=2"):
+        summary = train_on_ranks(1, folder, *settings, statistics)
+        rows = rows_of(folder)
+        assert [row["applied"] for row in rows] == [1, 1, 0, 1, 1, 1]
+        assert [row["skipped_updates"] for row in rows] == [0, 0, 1, 1, 1, 1]
+        assert summary["skipped_updates"] == 1
+        assert rows[-1]["val_loss"] is not None  # null would mean that infinity stayed in the statistics
+        assert all(value.isfinite().all() for value in load_file(folder / "model.safetensors").values())
+        shutil.rmtree(folder)
+
+
+def test_a_branch_that_diverges_stops_the_run_and_keeps_what_was_good(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    rates = (
+        "collapse.learning_rate=[{until_epoch=0.13,start=0.05},{until_epoch=0.25,start=1e30},{until_epoch=9,start=0}]"
+    )
+    branch = ("train.epochs=0.5", "collapse.at_epochs=[0.25]", "collapse.epochs=0.5")
+    settings = (*branch, "train.max_skipped_updates=1", "checkpoint.every_updates=1")
+    with pytest.raises(RankFailureError, match="TrainingError: 2 updates in a row had gradients that are not finite"):
+        train_on_ranks(2, folder, rates, *settings)
+    assert [(row["phase"], row["applied"]) for row in rows_of(folder)] == [
+        *[("trunk", 1)] * 3, *[("collapse-1", 1)] * 3, *[("collapse-1", 0)] * 2,
+    ]  # fmt: skip
+    assert not (folder / "members").exists()
+    # Checkpoint 6 has the enormous step in it; the one before is good, and the way out is a lower rate from there.
+    (folder / "checkpoints" / "step-00000006.pt").unlink()
+    summary = train_on_ranks(2, folder, "collapse.learning_rate=0.01", *settings, resume=True)
+    assert (summary["status"], summary["skipped_updates"], len(summary["members"])) == ("finished", 0, 1)
+    assert [row["phase"] for row in rows_of(folder)] == ["trunk"] * 3 + ["collapse-1"] * 4 + ["trunk"] * 2
 
 
 def test_a_model_from_a_function(tmp_path: Path) -> None:
