@@ -85,7 +85,7 @@ class Session:
         run.members = [*(one for one in run.members if one["member"] != phase.member), member]
         load_training_state(bench, self.trunk)
         run.clock = replace(run.trunk, updates=run.clock.updates)
-        run.trunk, self.trunk = None, None
+        run.trunk, self.trunk, run.skipped_in_a_row = None, None, 0
         self.weights_changed()
 
     def loader(self, segment: Segment) -> GhostLoader:
