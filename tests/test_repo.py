@@ -89,6 +89,7 @@ TESTED_TOGETHER = {"megabatch/config": "tests/config/test_config.py", "megabatch
 WITHOUT_A_SOURCE_FILE = {
     "tests/test_repo.py": "it is about the repository",
     "tests/test_ranks.py": "its source is tests/ranks.py",
+    "tests/recipes/test_codreanu2017.py": "its sources are the recipes codreanu2017*.toml",
 }
 
 

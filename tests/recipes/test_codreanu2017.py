@@ -1,0 +1,83 @@
+"""Codreanu's two runs, update by update: the iterations and rates of the authors' solver files."""
+
+from __future__ import annotations
+
+import pytest
+
+from megabatch.optim.build import rates_at
+from megabatch.recipes import load_config
+from megabatch.recipes.scale import over_epochs
+from megabatch.schedule.batch import Update
+from megabatch.train.segment import Segment, branch_clock, phases_of, segment_of, trunk_clock
+
+PICTURES = 1_281_167
+
+
+def walk(name: str) -> list[tuple[Segment, list[Update]]]:
+    """Every phase of the recipe with all its updates."""
+    config = load_config(name)
+    trunk, found = trunk_clock(config, PICTURES), []
+    for phase in phases_of(config):
+        segment = segment_of(config, phase, trunk, None)
+        updates = list(segment.updates(config, branch_clock(config, trunk) if phase.is_branch else trunk))
+        found.append((segment, updates))
+        if not phase.is_branch:
+            for update in updates:
+                trunk = trunk.after(update.num_samples)
+    return found
+
+
+def rate(segment: Segment, update: Update) -> float:
+    return rates_at(segment.optimizer, update.start_epoch)["learning_rate"]
+
+
+def test_the_448_node_run() -> None:
+    (trunk, updates), (branch, collapse) = walk("codreanu2017")
+    assert (len(updates), len(collapse)) == (7638, 402)
+    assert {update.num_samples for update in [*updates, *collapse]} == {14336}
+    for iteration in (0, 100, 445):
+        assert rate(trunk, updates[iteration]) == pytest.approx(0.1 + (4.8 - 0.1) * iteration / 446, rel=1e-3)
+    for iteration in (446, 4000, 7637):
+        assert rate(trunk, updates[iteration]) == pytest.approx(4.8 * (1 - iteration / 8040), rel=1e-3)
+    for iteration in (0, 200, 401):
+        assert rate(branch, collapse[iteration]) == pytest.approx(0.254 * (1 - iteration / 402) ** 2, rel=1e-2)
+    assert branch.phase.reset_momentum
+    assert rates_at(trunk.optimizer, 50.0)["weight_decay"] == 5e-5
+    assert rates_at(branch.optimizer, 2.0)["weight_decay"] == 1e-4
+    assert (branch.augmentation.crop, branch.augmentation.flip) != (trunk.augmentation.crop, False)
+
+
+def test_the_cyclic_run_and_its_three_branches() -> None:
+    phases = walk("codreanu2017_cyclic")
+    assert [(segment.phase.name, len(updates)) for segment, updates in phases] == [
+        ("trunk", 7800),
+        ("trunk", 3750),
+        ("collapse-1", 1560),
+        ("trunk", 4750),
+        ("collapse-2", 1560),
+        ("trunk", 4750),
+        ("collapse-3", 1560),
+    ]
+    assert {update.num_samples for _, updates in phases for update in updates} == {4096}
+    assert [segment.phase.reset_momentum for segment, _ in phases] == [False] + [True] * 6
+    # (phase, iteration within it, rate): the ends are those of the papers' table, the rest the solver's own formula.
+    table = [
+        (0, 0, 0.1), (0, 1560, 1.6 * (1 - 1560 / 18720)), (0, 7799, 0.933),
+        (1, 0, 1.02), (1, 3749, 0.255),
+        (3, 0, 0.255), (3, 500, (0.255 + 0.764) / 2), (3, 1000, 0.764 * (1 - 1000 / 7500) ** 2), (3, 4749, 0.103),
+        (5, 0, 0.19), (5, 1000, 0.572 * (1 - 1000 / 7500) ** 2), (5, 4749, 0.077),
+        (2, 0, 0.143), (4, 780, 0.143 / 4), (6, 1559, 0.143 * (1 / 1560) ** 2),
+    ]  # fmt: skip
+    for number, iteration, expected in table:
+        segment, updates = phases[number]
+        assert rate(segment, updates[iteration]) == pytest.approx(expected, rel=5e-3), (number, iteration)
+    assert {rates_at(s.optimizer, 1.0)["weight_decay"] for s, _ in phases if s.phase.is_branch} == {2e-4}
+
+
+@pytest.mark.parametrize("name", ["codreanu2017", "codreanu2017_cyclic"])
+@pytest.mark.parametrize("epochs", [6.7, 8.0, 24.0])
+def test_a_run_of_other_length_keeps_its_branches(name: str, epochs: float) -> None:
+    config = over_epochs(load_config(name), epochs)
+    phases, published = phases_of(config), phases_of(load_config(name))
+    assert [(p.name, p.reset_momentum) for p in phases] == [(p.name, p.reset_momentum) for p in published]
+    assert max(p.until_epoch for p in phases if not p.is_branch) == epochs
