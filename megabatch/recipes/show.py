@@ -28,7 +28,7 @@ def print_recipes(console: Console | None = None) -> None:
         config = load_config(name)
         promise = config.promise
         batch = " -> ".join(f"{total:,}" for total in parse_stages(config.train.batch_total).batch_totals)
-        table.add_row(name, batch, f"{config.train.epochs:g}", promise.time, promise.accuracy, promise.hardware)
+        table.add_row(name, batch, f"{config.train.epochs:.4g}", promise.time, promise.accuracy, promise.hardware)
     (console or Console()).print(table)
 
 

@@ -37,7 +37,7 @@ def test_the_list_has_a_row_for_every_recipe_with_its_claims() -> None:
 
 
 def test_a_narrow_terminal_folds_the_words_and_loses_none() -> None:
-    console, out = plain_console(width=60)
+    console, out = plain_console(width=64)
     print_recipes(console)
     assert "".join(load_config("demo").promise.hardware.split()) in _column(out.getvalue(), "hardware")
 
