@@ -22,6 +22,7 @@ class AugmentConfig(Section):
     area_max: Annotated[float, Field(gt=0, le=1)] = 1.0
     aspect_min: Annotated[float, Field(gt=0)] = 3 / 4
     aspect_max: Annotated[float, Field(gt=0)] = 4 / 3
+    side_share: Share = 0.0  # above 0: "resized" cuts squares of this share of the shorter side, at random places
     brightness: Share = 0.0  # a factor from 1 - this to 1 + this; likewise contrast and saturation
     contrast: Share = 0.0
     saturation: Share = 0.0

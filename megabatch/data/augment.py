@@ -34,7 +34,8 @@ class Augmentation:
     """Which random changes a training picture gets; the values are checked on construction.
 
     `pad` surrounds the picture with `padding` black pixels and cuts the original size out of it; `resized`
-    cuts a box of random area (a share of the picture's) and aspect (width / height) and scales it.
+    cuts a box of random area (a share of the picture's) and aspect (width / height) and scales it; with `side_share` s
+    above 0 the box is always a square of s times the shorter side, and only its place is random.
     `brightness`, `contrast` and `saturation` s draw a factor from 1 - s to 1 + s; `rotation_degrees` d an angle from
     -d to d; `noise_std` is in grey levels. Being a frozen value, it may be another one from one update to the next.
     """
@@ -46,6 +47,7 @@ class Augmentation:
     area_max: float = 1.0
     aspect_min: float = 3 / 4
     aspect_max: float = 4 / 3
+    side_share: float = 0.0
     brightness: float = 0.0
     contrast: float = 0.0
     saturation: float = 0.0
@@ -68,7 +70,7 @@ class Augmentation:
                 "it must be a rising range of finite ratios above 0"
             )
 
-        for name in ("brightness", "contrast", "saturation"):
+        for name in ("brightness", "contrast", "saturation", "side_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"augmentation {name} is {getattr(self, name)}; it must be a share from 0 to 1")
         if not 0 <= self.rotation_degrees <= 180 or not 0 <= self.noise_std <= 255:
@@ -128,6 +130,10 @@ def resized_crop_box(height: int, width: int, policy: Augmentation, uniforms: ND
     """
     assert uniforms.shape == (CROP_TRIES * DRAWS_PER_TRY,)
     draws: list[float] = uniforms.tolist()
+    if policy.side_share:
+        side = max(1, round(policy.side_share * min(height, width)))
+        top, left = int(draws[2] * (height - side + 1)), int(draws[3] * (width - side + 1))
+        return left, top, left + side, top + side
     for first in range(0, len(draws), DRAWS_PER_TRY):
         for_area, for_aspect, for_top, for_left = draws[first : first + DRAWS_PER_TRY]
         area = height * width * (policy.area_min + (policy.area_max - policy.area_min) * for_area)

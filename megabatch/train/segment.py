@@ -146,6 +146,5 @@ def branch_augment(config: Config) -> AugmentConfig:
         return AugmentConfig()
     if trunk.crop != "resized":
         return AugmentConfig(crop=trunk.crop, padding=trunk.padding, flip=trunk.flip)
-    # 224 out of 256 on a side: the share of the picture that evaluation looks at.
-    area = (7 / 8) ** 2
-    return AugmentConfig(crop="resized", flip=trunk.flip, area_min=area, area_max=area, aspect_min=1.0, aspect_max=1.0)
+    # 224 out of 256 on the shorter side, as evaluation sees it, at a random place.
+    return AugmentConfig(crop="resized", flip=trunk.flip, side_share=7 / 8)

@@ -90,10 +90,11 @@ class Session:
 
     def loader(self, segment: Segment) -> GhostLoader:
         bench, config = self.bench, self.bench.config
+        size_at, past_epochs = image_size_at(config), self.run.epoch - self.run.clock.epoch
         return GhostLoader(
             bench.train_source,
             segment.augmentation,
-            image_size_at(config),
+            lambda epoch: size_at(past_epochs + epoch),  # a branch does not go back to the small pictures of the start
             segment.seed,
             segment.updates(config, self.run.clock),
             worker=bench.world.rank,

@@ -169,3 +169,18 @@ def test_areas_and_aspects_are_spread_as_stated() -> None:
         counts = np.bincount(np.clip((scaled * 20).astype(np.int64), 0, 19), minlength=20)
         assert ((counts - 200) ** 2).sum() / 200 < 19 + 5 * (2 * 19) ** 0.5
     assert abs(np.corrcoef(areas, aspects)[0, 1]) < 4 / 4000**0.5
+
+
+@pytest.mark.parametrize("size", [(375, 500), (500, 375), (64, 64), (9, 4000)])
+def test_a_square_of_a_share_of_the_shorter_side_moves_and_never_changes_its_size(size: tuple[int, int]) -> None:
+    policy = Augmentation(crop="resized", side_share=7 / 8)
+    uniforms = keyed_uniforms(3, 0, np.arange(400), policy.num_draws)[:, 1:]
+    boxes = np.array([resized_crop_box(*size, policy, row) for row in uniforms])
+    side = round(7 / 8 * min(size))
+    assert (boxes[:, 2] - boxes[:, 0] == side).all()
+    assert (boxes[:, 3] - boxes[:, 1] == side).all()
+    # Every place is used: from the first pixel to the last.
+    assert (boxes[:, :2].min(axis=0) >= 0).all()
+    assert boxes[:, 3].max() == size[0]
+    assert boxes[:, 2].max() >= size[1] - size[1] // 50
+    assert boxes[:, 1].min() == 0
