@@ -74,10 +74,13 @@ class Contestant:
         return [*launcher.children(recursive=True), launcher]
 
 
-def start_engine(workers: int, folder: Path) -> Contestant:
+def start_engine(workers: int, folder: Path, extra: tuple[str, ...] = ()) -> Contestant:
     settings = ["train.epochs=100000", "train.evaluate_every_epochs=0", "checkpoint.every_epochs=0"]
     settings += ["optimizer.learning_rate=0.1", "train.threads_per_worker=1", "train.batch_total=1024"]
-    settings += ["comm.algorithm=backend"]  # as the bare loop: what is compared is the engine, not the all-reduce
+    settings += [
+        *extra,
+        "comm.algorithm=backend",
+    ]  # as the bare loop: what is compared is the engine, not the all-reduce
     words = [sys.executable, "-m", "megabatch", "train", "demo", "--workers", str(workers), "--output", str(folder)]
     words += [word for setting in settings for word in ("--set", setting)]
     return Contestant(words, folder / "metrics.jsonl")

@@ -1,11 +1,11 @@
 """Is anything lost by kill -9? Runs killed at random moments, resumed, and compared with the run never interrupted.
 
-    python -m benchmarks.kill_and_resume [--tries 20] [--workers 2]
+    python -m benchmarks.kill_and_resume [--tries 20] [--workers 2] [--collapse]
 
 Three ways of dying take turns: the launcher and all workers at a random moment; the same while a checkpoint is being
 written (its unfinished file is seen on disk); one worker alone, which the elastic launcher must survive by itself.
 A try counts when the final `model.safetensors` and the losses in `metrics.jsonl` equal the uninterrupted run's bit for
-bit.
+bit. With `--collapse` the run has two branches, and their members must be equal too.
 """
 
 from __future__ import annotations
@@ -36,6 +36,10 @@ SETTINGS = [
     "checkpoint.every_updates=2",
     "optimizer.learning_rate=0.05",
 ]
+
+
+# Branches of four updates, early enough that kills fall before, into and between them.
+COLLAPSE = ["collapse.at_epochs=[0.1, 0.25]", "collapse.epochs=0.128", "collapse.weight_decay=1e-3"]
 
 
 def command(folder: Path, workers: int, resume: bool) -> list[str]:
@@ -88,7 +92,14 @@ def kill_once(folder: Path, workers: int, way: str, chance: random.Random) -> st
     _, alive = psutil.wait_procs(family, timeout=20)
     assert not alive, f"{len(alive)} workers outlived their launcher"
     parts = being_written(folder)
-    return f"all killed, {len(checkpoints_of(folder))} checkpoints on disk" + (", one half-written" if parts else "")
+    state = f"all killed in phase {phase_of(folder)}, {len(checkpoints_of(folder))} checkpoints on disk"
+    return state + (", one half-written" if parts else "")
+
+
+def phase_of(folder: Path) -> str:
+    """The phase of the last update that was logged."""
+    lines = (folder / "metrics.jsonl").read_bytes().split(b"\n")[:-1]
+    return str(json.loads(lines[-1])["phase"]) if lines else "none"
 
 
 def main() -> None:
@@ -96,9 +107,11 @@ def main() -> None:
     parser.add_argument("--tries", type=int, default=20)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--collapse", action="store_true")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     chance = random.Random(options.seed)
+    SETTINGS.extend(COLLAPSE if options.collapse else [])
     good = 0
     with tempfile.TemporaryDirectory() as scratch:
         whole = Path(scratch) / "whole"
@@ -121,9 +134,10 @@ def main() -> None:
     sys.exit(0 if good == options.tries else 1)
 
 
-def result_of(folder: Path) -> tuple[bytes, list[tuple[int, float, float]]]:
+def result_of(folder: Path) -> tuple[list[bytes], list[tuple[int, float, float]]]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return (folder / "model.safetensors").read_bytes(), [(row["update"], row["loss"], row["top1"]) for row in rows]
+    models = [folder / "model.safetensors", *sorted(folder.glob("members/*"))]
+    return [path.read_bytes() for path in models], [(row["update"], row["loss"], row["top1"]) for row in rows]
 
 
 if __name__ == "__main__":

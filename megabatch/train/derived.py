@@ -33,8 +33,17 @@ def derived_lines(config: Config, clock: Clock, num_workers: int, grid: GridShap
             f"from epoch {start:<4g}{batch_total:,} = {num_ghosts:,} ghosts x {ghost}; each worker accumulates {each}; "
             f"{clock.samples_per_epoch / batch_total:.2f} updates an epoch"
         )
+    at_most = ""
+    if adaptive := config.batch_control.adaptive:
+        at_most = "at most "
+        lines.append(f"growing        by the noise scale, up to {adaptive.max_batch_total:,} pictures an update")
+    if collapse := config.collapse:
+        places = ", ".join(f"{epoch:.4g}" for epoch in collapse.at_epochs)
+        lines.append(
+            f"collapses      of {collapse.epochs:.4g} epochs each, from epoch {places} of the trunk, not counted below"
+        )
     lines.append(
-        f"in all         {total:,} updates, {clock.total_samples:,} pictures, {clock.total_epochs:g} epochs "
+        f"in all         {at_most}{total:,} updates, {clock.total_samples:,} pictures, {clock.total_epochs:g} epochs "
         f"of {clock.samples_per_epoch:,}{limit}"
     )
     return lines

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from megabatch.errors import CheckpointError
 from megabatch.train.evaluate_run import evaluate_ensemble, evaluate_run
-from tests.system.runs import losses_of, rows_of, train_on_ranks
+from tests.system.runs import command, losses_of, rows_of, start, train_on_ranks
 
 # 330 pictures. Trunk: updates 1-5 to the first cut at epoch 0.5, then 8 more; branches of 4 updates after each part.
 TRUNK = ("train.epochs=1.5", "train.reset_momentum_at_epochs=[0.5]", "norm.newest_share=1.0")
@@ -98,3 +101,36 @@ def test_a_run_without_members_has_no_ensemble(tmp_path: Path) -> None:
     train_on_ranks(1, tmp_path / "run", "train.max_updates=2")
     with pytest.raises(CheckpointError, match="has no members"):
         evaluate_ensemble(tmp_path / "run", None)
+
+
+def _kill_in(phase: str, folder: Path, words: list[str]) -> None:
+    """Start a run and kill it, launcher and workers, as soon as an update of the phase is logged."""
+    process = start(words)
+    deadline = time.monotonic() + 120
+    log = folder / "metrics.jsonl"
+    while not (log.exists() and f'"phase": "{phase}"'.encode() in log.read_bytes()):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    for child in family:
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
+    process.communicate(timeout=30)
+    assert not (folder / "summary.json").exists(), "the run was over before it could be killed"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_killed_in_a_branch_and_between_branches_it_is_the_same_run(tmp_path: Path) -> None:
+    settings = (*TRUNK, *COLLAPSE, CHECKPOINTS, "model.width=40", "data.image_size=20")
+    folders = tmp_path / "whole", tmp_path / "killed"
+    commands = [command(folder, "--workers", "2", overrides=settings) for folder in folders]
+    out, err = start(commands[0]).communicate(timeout=200)
+    assert (folders[0] / "summary.json").exists(), out + err
+    _kill_in("collapse-1", folders[1], commands[1])
+    _kill_in("collapse-2", folders[1], [*commands[1], "--resume"])
+    out, err = start([*commands[1], "--resume"]).communicate(timeout=200)
+    for name in ("members/member-1.safetensors", "members/member-2.safetensors", "model.safetensors"):
+        assert (folders[1] / name).read_bytes() == (folders[0] / name).read_bytes(), name

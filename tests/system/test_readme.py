@@ -53,3 +53,16 @@ def test_the_example_loop_runs() -> None:
     done = run([*launcher, "examples/torus_in_your_loop.py", "--grid", "1x2", "--steps", "2"], REPOSITORY)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("on a grid of 1x2") == 2
+
+
+def test_batch_control_in_a_strangers_loop_is_the_same_on_any_number_of_ranks() -> None:
+    losses = []
+    for ranks in ("1", "3"):
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
+        stages = ["--stages", "0:32 0.3:64 0.6:160", "--epochs", "1.2"]  # 32 are fewer ghost batches than ranks
+        done = run([*launcher, "examples/batch_control_in_your_loop.py", *stages], REPOSITORY)
+        assert done.returncode == 0, done.stderr
+        rows = [line for line in done.stdout.splitlines() if line.startswith("epoch")]
+        assert [int(row.split()[2]) for row in rows] == [32] * 5 + [64] * 3 + [160] + [80]
+        losses.append([float(row.split("loss ")[1].split(",")[0]) for row in rows])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)

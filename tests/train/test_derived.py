@@ -51,3 +51,11 @@ def test_stages_get_a_line_each_and_a_limit_is_said() -> None:
         "in all         33 updates, 30,000 pictures, 5 epochs of 6,000, stopping after 20",
     ]
     assert "stopping" not in lines(2, "1x2", "train.max_updates=999")[-1]
+
+
+def test_branches_and_growth_are_said() -> None:
+    found = lines(2, "1x2", "collapse.at_epochs=[2.5, 5]", "collapse.epochs=1")
+    assert found[-2] == "collapses      of 1 epochs each, from epoch 2.5, 5 of the trunk, not counted below"
+    found = lines(2, "1x2", "batch_control.adaptive.max_batch_total=4096")
+    assert found[-2] == "growing        by the noise scale, up to 4,096 pictures an update"
+    assert found[-1].startswith("in all         at most 293 updates")

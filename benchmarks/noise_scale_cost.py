@@ -1,0 +1,77 @@
+"""What measuring the noise scale costs: time per update of `megabatch train` with it over without.
+
+    python -m benchmarks.noise_scale_cost [--rounds 12] [--block-seconds 3] [--workers 2] [--every 1]
+
+Two runs of the demo's network on Fashion-MNIST, equal but for `batch_control.measure_every_updates`, are started once
+and then take turns of a few seconds, as in `engine_overhead`. A round's ratio is between the medians of its two blocks,
+next to each other in time. `--every 0` compares a run with its own twin and shows what ratio is noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from pathlib import Path
+
+from benchmarks.engine_overhead import start_engine
+
+
+def compare(rounds: int, block_seconds: float, workers: int, every: int, folder: Path) -> list[tuple[float, float]]:
+    """(with, without) seconds per update of every round."""
+    measuring = start_engine(workers, folder / "with", (f"batch_control.measure_every_updates={every}",))
+    try:
+        measuring.wait_for(5)
+        measuring.pause()
+        plain = start_engine(workers, folder / "without")
+        try:
+            plain.wait_for(5)
+            plain.pause()
+            medians = []
+            for number in range(rounds):
+                pair = {}
+                for contestant in (measuring, plain) if number % 2 == 0 else (plain, measuring):
+                    pair[contestant] = statistics.median(contestant.run_for(block_seconds))
+                medians.append((pair[measuring], pair[plain]))
+            return medians
+        finally:
+            plain.kill()
+    finally:
+        measuring.kill()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--block-seconds", type=float, default=3.0)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        medians = compare(options.rounds, options.block_seconds, options.workers, options.every, Path(folder))
+    ratios = sorted(one / other for one, other in medians)
+    result = {
+        "ratio_median": statistics.median(ratios),
+        "ratio_min": ratios[0],
+        "ratio_max": ratios[-1],
+        "rounds": len(ratios),
+        "seconds_per_update_with": statistics.median(one for one, _ in medians),
+        "seconds_per_update_without": statistics.median(other for _, other in medians),
+        "workers": options.workers,
+        "every_updates": options.every,
+    }
+    if options.json:
+        print(json.dumps(result))
+        return
+    for number, (one, other) in enumerate(medians, start=1):
+        print(f"round {number:2}: with {one:.4f} s, without {other:.4f} s an update, ratio {one / other:.3f}")
+    print(
+        f"measured every {options.every} updates / not measured: median {result['ratio_median']:.3f} "
+        f"[{ratios[0]:.3f} - {ratios[-1]:.3f}], n = {len(ratios)} rounds, {options.workers} workers"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""A plain DDP loop in which megabatch decides the batch, keeps the noise scale, measures it, and finishes batch-norm.
+
+    torchrun --nproc-per-node 2 examples/batch_control_in_your_loop.py --stages "0:64 0.5:160" --epochs 1
+
+Random pictures, a small network: what matters is where the lines of megabatch stand. On any number of ranks the updates
+are the same and hold the same pictures.
+"""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+import megabatch
+from megabatch.data.order import stream
+
+NUM_PICTURES, GHOST_BATCH, SEED = 500, 16, 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stages", default="0:64 0.5:160")
+    parser.add_argument("--epochs", type=float, default=1.0)
+    options = parser.parse_args()
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(SEED)
+    pictures, labels = torch.randn(NUM_PICTURES, 3, 16, 16), torch.randint(0, 10, (NUM_PICTURES,))
+    model = megabatch.build_model("resnet8", num_classes=10, in_channels=3, width=8)
+
+    control = megabatch.BatchControl(
+        options.stages,
+        ghost_batch=GHOST_BATCH,
+        samples_per_epoch=NUM_PICTURES,
+        epochs=options.epochs,
+        rank=rank,
+        world_size=size,
+        noise="rate",
+    )
+    statistics = megabatch.GhostStatistics(model, newest_share=0.1, variance="pooled")
+    ddp = DistributedDataParallel(model, broadcast_buffers=False)
+    noise = megabatch.NoiseScale(ddp.parameters())
+    ddp.register_comm_hook(None, noise.hook())
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9)
+
+    for step in control:
+        for group in optimizer.param_groups:
+            group["lr"], group["momentum"] = step.keep_noise(0.05, 0.9)
+        optimizer.zero_grad()
+        noise.begin_update()
+        loss_sum = torch.zeros(())
+        # A rank for which this update has no ghost batch makes one pass of weight zero, to stay in step.
+        for positions in step.ghosts or (range(GHOST_BATCH),):
+            weight = step.loss_weight if step.ghosts else 0.0
+            _, samples = stream(SEED, NUM_PICTURES, positions.start, len(positions))
+            last = not step.ghosts or positions is step.ghosts[-1]
+            with nullcontext() if last else ddp.no_sync(), nullcontext() if weight else statistics.untouched():
+                loss = F.cross_entropy(ddp(pictures[samples]), labels[samples], reduction="sum")
+                (loss * weight).backward()
+            if weight:
+                loss_sum += loss.detach()
+                statistics.after_ghost(1 / step.update.num_ghosts)
+                noise.after_backward(len(positions), len(positions) / step.batch_total)
+        scale = noise.end_update()
+        optimizer.step()
+        statistics.after_update()
+        dist.all_reduce(loss_sum)
+        if rank == 0:
+            words = "unknown" if scale is None else f"{scale:.0f} pictures"
+            print(
+                f"epoch {step.epoch:.3f}: {step.batch_total} pictures, {step.accumulation_steps} ghosts here, "
+                f"rate {optimizer.param_groups[0]['lr']:.3f}, loss {loss_sum.item() / step.batch_total:.5f}, "
+                f"noise scale {words}",
+                flush=True,
+            )
+    statistics.publish()  # the same batch-norm statistics on every rank: now evaluate and save
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
