@@ -41,6 +41,7 @@ def draw_plan(result: PlanResult, cluster: Cluster, workload: Workload, path: Pa
 
         matplotlib.use("Agg")
         from matplotlib import pyplot
+        from matplotlib.ticker import FuncFormatter
     except ImportError:
         raise ConfigError("a figure needs matplotlib, which is not installed; pip install matplotlib") from None
     stem = path.with_suffix("") if path.suffix in (".svg", ".png", ".csv") else path
@@ -72,7 +73,8 @@ def draw_plan(result: PlanResult, cluster: Cluster, workload: Workload, path: Pa
                 f"{one.candidate.workers:,}",
                 (_bill(one), one.training.middle),
                 textcoords="offset points",
-                xytext=(5, 5),
+                xytext=(-4, -10),
+                ha="right",
                 fontsize=7,
             )
         chosen = result.chosen
@@ -90,6 +92,9 @@ def draw_plan(result: PlanResult, cluster: Cluster, workload: Workload, path: Pa
         left.set(
             xscale="log", yscale="log", xlabel=f"{unit} (initialisation included)", ylabel="training time, seconds"
         )
+        for axis in (left.xaxis, left.yaxis):
+            axis.set_major_formatter(FuncFormatter(_plain))
+            axis.set_minor_formatter(FuncFormatter(_plain_minor))
         left.grid(alpha=0.25, which="both")
         left.legend(fontsize=7, frameon=False)
         grid = chosen.candidate.grid.text
@@ -102,14 +107,16 @@ def draw_plan(result: PlanResult, cluster: Cluster, workload: Workload, path: Pa
         bottom = [0.0] * len(shown)
         labels = [f"{one.candidate.workers:,}\n{one.candidate.algorithm.replace('_', ' ')}" for one in shown]
         for part, colour in zip(_PARTS, _PART_COLOURS, strict=True):
-            heights = [1e3 * one.step_parts.get(part, 0.0) for one in shown]
+            heights = [100 * one.step_parts.get(part, 0.0) / one.step.middle for one in shown]
             if any(heights):
                 right.bar(labels, heights, bottom=bottom, color=colour, label=part, width=0.7)
                 bottom = [below + height for below, height in zip(bottom, heights, strict=True)]
-        right.set_ylabel("milliseconds of one update")
+        for index, one in enumerate(shown):
+            right.annotate(f"{1e3 * one.step.middle:.3g} ms", (index, 101), ha="center", fontsize=7)
+        right.set(ylabel="per cent of an update", ylim=(0, 125))
         right.set_title("what an update consists of, along the front", loc="left")
         right.tick_params(axis="x", labelsize=7)
-        right.legend(fontsize=7, frameon=False)
+        right.legend(fontsize=7, frameon=False, ncols=3, loc="upper left")
         figure.tight_layout()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a font without some glyph is no reason to stop
@@ -119,6 +126,15 @@ def draw_plan(result: PlanResult, cluster: Cluster, workload: Workload, path: Pa
                 write_atomically(stem.with_suffix(suffix), buffer.getvalue())
         pyplot.close(figure)
     write_atomically(stem.with_suffix(".csv"), _table(result))
+
+
+def _plain(value: float, _position: int | None = None) -> str:
+    return f"{value:,.10g}"
+
+
+def _plain_minor(value: float, _position: int | None = None) -> str:
+    """Label 2 and 5 between the powers of ten; the rest would crowd."""
+    return f"{value:,.10g}" if f"{value:e}"[0] in "25" else ""
 
 
 def _bill(one: Prediction) -> float:

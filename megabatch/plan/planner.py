@@ -25,9 +25,21 @@ from megabatch.schedule.batch import BatchStages
 __all__ = ["Goal", "Help", "PlanResult", "grids_of", "plan", "what_would_help", "worker_counts"]
 
 BUCKETS_MB = (1.0, 2.0, 4.0, 8.0, 16.0, 25.0, 50.0, 100.0, math.inf)
+FLAT_ALGORITHMS = ("ring", "halving_doubling", "backend")
+"""They do not use the grid."""
 LIBRARY_ALGORITHMS = ("backend", "torus", "hierarchical")
 """On a backend with its own collectives the others would only be sends and receives in Python."""
 
+_WORDS = {
+    "compute": "compute twice as fast",
+    "worker link": "twice the rate between workers of a node",
+    "NIC": "twice the NIC rate",
+    "rack uplink": "twice the rack uplinks",
+    "wire latency": "half the wire latency",
+    "software latency": "half the software latency",
+    "stragglers": "half the scatter of workers",
+    "loader": "twice the loader rate",
+}
 _DRAW = 1.01
 _MANY_WORKERS = 65_536
 _LARGEST_SEARCH = 4096
@@ -145,8 +157,7 @@ def what_would_help(
             continue  # the fit holds them
         better = _FASTER.get(knob, 2.0)
         then = expected_seconds(cluster.changed(knob, better), workload, chosen.candidate, law, fit)
-        word = "half the" if better < 1 else "twice the"
-        found.append(Help(f"{word} {knob}{' rate' if better > 1 else ''}", 1 - then / now))
+        found.append(Help(_WORDS[knob], 1 - then / now))
     if law is not None:
         doubled = BatchStages(workload.stages.from_epochs, tuple(2 * total for total in workload.stages.batch_totals))
         then = expected_seconds(cluster, workload.with_batch(doubled), chosen.candidate, law, fit)
@@ -203,7 +214,7 @@ def _least(priced: Sequence[tuple[float, Candidate]], usual_mb: float) -> tuple[
 def _shapes_for(cluster: Cluster, algorithm: str, workers: int) -> list[GridShape]:
     if cluster.calibration is not None:
         return [cluster.calibration.shape]
-    if algorithm in ("ring", "halving_doubling", "backend"):
+    if algorithm in FLAT_ALGORITHMS:
         return [near_square(workers) if workers <= _MANY_WORKERS else GridShape((1, workers))]
     return grids_of(workers)
 

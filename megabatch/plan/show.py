@@ -10,7 +10,7 @@ from rich.table import Table
 
 from megabatch.plan.cluster import Cluster
 from megabatch.plan.interval import Interval
-from megabatch.plan.planner import PlanResult
+from megabatch.plan.planner import FLAT_ALGORITHMS, PlanResult
 from megabatch.plan.predict import Prediction
 from megabatch.plan.validate import Validation
 from megabatch.plan.workload import Workload
@@ -108,7 +108,7 @@ def _candidates(result: PlanResult) -> Table:
         table.add_row(
             f"{mark:<2}{one.candidate.workers:>7,}",
             one.candidate.algorithm,
-            one.candidate.grid.text,
+            one.candidate.grid.text if one.candidate.algorithm not in FLAT_ALGORITHMS else "-",
             _bucket(one),
             *batch,
             duration(one.step.middle),

@@ -1,0 +1,195 @@
+"""What the planner's numbers are worth: against SimGrid, its own simulation, papers, emulated networks; its speed.
+
+    python -m benchmarks.planner [--json]
+
+Rows of MLPerf are a command of their own: `megabatch plan --validate rows.csv`. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import re
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from megabatch.comm.calibration import AxisCost, Calibration
+from megabatch.comm.phases import Phase, Step, phases
+from megabatch.comm.price import all_reduce_seconds
+from megabatch.comm.shape import parse_grid
+from megabatch.plan.cluster import Network, load_cluster
+from megabatch.plan.cost import price_curve, price_swaps
+from megabatch.plan.planner import Goal, plan, worker_counts
+from megabatch.plan.request import PlanRequest, run
+from megabatch.plan.simulate import lock_step_seconds, rounds_of
+from megabatch.plan.workload import workload_of
+from megabatch.recipes import recipe_names
+from megabatch.schedule.batch import parse_stages
+
+__all__ = ["emulated_errors", "paper_rows", "simgrid_errors", "simulation_errors", "speeds"]
+
+ROOT = Path(__file__).parents[1]
+SIZE = 51.12e6
+# The platform of tests/plan/simgrid.csv; see tests/plan/test_cost.py.
+PLATFORM = Network(4, 34, 50e9, 1e-6, 23e9, 1.5e-6, 34 * 25e9 / 3, 1e-6, 0.0, "ring")
+PLAYED = (
+    *(("ring", "16"), ("ring", "64"), ("torus", "8x8"), ("torus", "16x16"), ("torus", "5x12"), ("torus", "2x3x4")),
+    *(("hierarchical", "64x4"), ("hierarchical", "12x8"), ("halving_doubling", "64"), ("direct", "4x8")),
+)
+_SIZES = {"100 KB": 1e5, "1 MB": 1e6, "10 MB": 1e7}
+
+
+def simgrid_errors() -> list[tuple[str, float]]:
+    """Closed form over SimGrid's stored time, minus 1, cell by cell."""
+    found = []
+    for cell in csv.DictReader((ROOT / "tests/plan/simgrid.csv").read_text(encoding="utf-8").splitlines()):
+        name, grid = cell["algorithm"], cell["grid"]
+        if name == "nearest_first":
+            steps = Phase("all_reduce", "halving", -1, int(grid)).steps()
+            nearest = [Step(1, step.share, distance=int(grid) // 2 // step.distance) for step in steps]
+            seconds = price_swaps(PLATFORM, int(grid), nearest).seconds(SIZE)
+        else:
+            seconds = price_curve(PLATFORM, name, parse_grid(grid), 4).at(SIZE).seconds
+        found.append((f"{name} {grid}", 1e3 * seconds / float(cell["milliseconds"]) - 1))
+    return found
+
+
+def simulation_errors() -> list[tuple[str, float]]:
+    """The simulation in lock-step over the closed form, minus 1."""
+    found = []
+    for name, grid in PLAYED:
+        shape = parse_grid(grid)
+        (lane,) = rounds_of(phases(name, shape), shape, 4)
+        played = lock_step_seconds(PLATFORM, lane, shape.num_ranks, SIZE)
+        found.append((f"{name} {grid}", played / price_curve(PLATFORM, name, shape, 4).at(SIZE).seconds - 1))
+    return found
+
+
+def paper_rows() -> list[dict[str, Any]]:
+    """Quoted training times (seconds) and throughputs (images/s) beside predictions."""
+    codreanu = "codreanu2017" if "codreanu2017" in recipe_names() else "goyal2017"
+    half, knl = ("train.ghost_batch=32",), ("train.ghost_batch=16", "comm.wire=fp32", "train.epochs=90")
+    torus, cpu = ("torus",), ("halving_doubling",)
+    asked = (
+        ("Mikami v2, 3456 V100, 54K", 122.0, "training", ("mikami2018_54k", "abci", 3456, torus, "48x72", None, ())),
+        ("Mikami v1, 2176 V100, 34K-68K", 224.0, "training", ("mikami2018", "abci", 2176, torus, "34x64", None, ())),
+        ("Mikami, 1024 V100, 32 a GPU", 556_522.0, "rate", ("mikami2018", "abci", 1024, torus, "32x32", 32768, half)),
+        ("Mikami, 2048 V100, 32 a GPU", 1_091_357.0, "rate", ("mikami2018", "abci", 2048, torus, "32x64", 65536, half)),
+        (
+            "Mikami, 3456 V100, 32 a GPU",
+            1_641_853.0,
+            "rate",
+            ("mikami2018", "abci", 3456, torus, "48x72", 110592, half),
+        ),
+        ("Akiba, 1024 P100, 32K", 896.6, "training", ("akiba2017", "mn1", 1024, ("ring",), None, 32768, ())),
+        ("Codreanu, 448 Skylake, 14K", 3600.0, "training", (codreanu, "stampede2", 896, cpu, None, 14336, knl)),
+        ("Codreanu, 720 Xeon Phi, 11.5K", 3720.0, "training", (codreanu, "stampede2-knl", 720, cpu, None, 11520, knl)),
+        ("Codreanu, 1536 Xeon Phi, 24K?", 1680.0, "training", (codreanu, "stampede2-knl", 1536, cpu, None, 24576, knl)),
+    )
+    rows = []
+    for name, quoted, what, (recipe, cluster, workers, algorithms, grid, batch, settings) in asked:
+        result, _, _ = run(
+            PlanRequest(
+                recipe,
+                cluster,
+                str(workers),
+                algorithms=algorithms,
+                grid=grid,
+                batches=(str(batch),) if batch else (),
+                overrides=settings,
+                # Akiba's version sent the whole gradient after the backward pass.
+                bucket_mb=200.0 if recipe == "akiba2017" else None,
+            )
+        )
+        said = result.chosen.training if what == "training" else result.chosen.images_per_second
+        rows.append(
+            {
+                "row": name,
+                "what": "s" if what == "training" else "images/s",
+                "quoted": quoted,
+                "predicted": said.middle,
+                "low": said.low,
+                "high": said.high,
+                "error": said.middle / quoted - 1,
+                "step_ms": {part: 1e3 * seconds for part, seconds in result.chosen.step_parts.items()},
+            }
+        )
+    return rows
+
+
+def emulated_errors(page: str) -> list[tuple[str, float]]:
+    """Prices by measured links over the measured medians of docs/results/allreduce.md, minus 1; our own algorithms."""
+    links: dict[str, Calibration] = {}
+    shared = r"(?: shared by ([\d.]+))?"
+    pattern = rf"^- ([\w-]+): .*?column ([\d.]+) ms, (\d+) Mbit/s{shared}; row ([\d.]+) ms, (\d+) Mbit/s{shared}"
+    for match in re.finditer(pattern, page, re.MULTILINE):
+        name, *numbers = match.groups()
+        latency, rate, share, row_latency, row_rate, row_share = (float(number or 1) for number in numbers)
+        if name != "loopback":  # no network: cores decide there
+            column = AxisCost("column", 4, latency / 1e3, rate * 1e6 / 8, 0.0, share)
+            row = AxisCost("row", 4, row_latency / 1e3, row_rate * 1e6 / 8, 0.0, row_share)
+            links[name] = Calibration("4x4", 4, "gloo", (column, row))
+    found = []
+    cells = r"^\| ([\w-]+) \| (100 KB|1 MB|10 MB) \| (\w+) \| ([\d.]+) \["
+    for match in re.finditer(cells, page, re.MULTILINE):
+        network, size, algorithm, milliseconds = match.groups()
+        if network in links and algorithm not in ("auto", "backend"):
+            calibration = links[network]
+            shape = calibration.shape
+            seconds = all_reduce_seconds(phases(algorithm, shape), shape, calibration.links(shape), _SIZES[size])
+            found.append((f"{network} {size} {algorithm}", 1e3 * seconds / float(milliseconds) - 1))
+    return found
+
+
+def speeds() -> dict[str, float]:
+    """Seconds to search: 4096 workers, a million, and everything from one node to 4096."""
+    cluster, found = load_cluster("dgx-a100"), {}
+    for name, workers, batch in (
+        ("4096", "4096", 65536),
+        ("a million", "1000000", 4_000_000),
+        ("8..4096", None, 65536),
+    ):
+        load = workload_of("mikami2018", ["train.ghost_batch=4"]).with_batch(parse_stages(batch))
+        began = time.perf_counter()
+        result = plan(cluster, load, worker_counts(cluster, workers), Goal())
+        found[f"{name} workers, {result.num_considered} candidates"] = time.perf_counter() - began
+    return found
+
+
+def _summary(errors: Sequence[tuple[str, float]]) -> str:
+    sizes = [abs(error) for _, error in errors]
+    worst = max(errors, key=lambda one: abs(one[1]))
+    return f"n = {len(sizes)}, median {statistics.median(sizes):.3%}, largest {abs(worst[1]):.3%} ({worst[0]})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    page = (ROOT / "docs/results/allreduce.md").read_text(encoding="utf-8")
+    errors = {
+        "closed form against SimGrid 3.32": simgrid_errors(),
+        "simulation in lock-step against the closed form": simulation_errors(),
+        "price by measured links against emulated networks": emulated_errors(page),
+    }
+    papers, times = paper_rows(), speeds()
+    if options.json:
+        print(json.dumps({"errors": errors, "papers": papers, "seconds": times}))
+        return
+    for name, found in errors.items():
+        print(f"{name}: {_summary(found) if found else 'no table to compare with'}")
+    for row in papers:
+        print(
+            f"{row['row']:<32} quoted {row['quoted']:>11,.0f}  predicted {row['predicted']:>11,.0f} "
+            f"[{row['low']:,.0f} {row['high']:,.0f}] {row['what']:<9} {row['error']:+.1%}"
+        )
+    for name, seconds in times.items():
+        print(f"{name}: {seconds:.3f} s")
+
+
+if __name__ == "__main__":
+    main()

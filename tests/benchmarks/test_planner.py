@@ -1,0 +1,32 @@
+"""The planner's benchmark: its sources are read, and its claims hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.planner import emulated_errors, paper_rows, simgrid_errors, simulation_errors
+
+
+def test_arithmetic_claims() -> None:
+    assert max(abs(error) for _, error in simgrid_errors()) <= 0.005
+    assert max(abs(error) for _, error in simulation_errors()) <= 0.001
+
+
+def test_papers_have_an_interval_each() -> None:
+    rows = paper_rows()
+    assert len(rows) == 9
+    assert all(row["low"] < row["predicted"] < row["high"] for row in rows)
+
+
+def test_the_page_of_measurements_is_read() -> None:
+    page = """
+- net: 4 hosts; as measured: column 2.00 ms, 80 Mbit/s shared by 2; row 1.00 ms, 800 Mbit/s
+| net | 1 MB | torus | 100.0 [99.0-101.0] |
+| net | 1 MB | backend | 1.0 [1.0-1.0] |
+| loopback | 1 MB | torus | 1.0 [1.0-1.0] |
+"""
+    ((name, error),) = emulated_errors(page)
+    assert name == "net 1 MB torus"
+    assert -0.9 < error < 9
+    real = Path(__file__).parents[2] / "docs/results/allreduce.md"
+    assert len(emulated_errors(real.read_text(encoding="utf-8"))) >= 20
