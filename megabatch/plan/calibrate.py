@@ -118,7 +118,8 @@ def choose_evidence(
         return same_framework, "other stack"
     if same_family:
         return same_family, "other framework"
-    relatives = [row for row in rows if generation(row.accelerator) == generation(accelerator)]
+    relatives = [row for row in rows if row.accelerator == accelerator]
+    relatives = relatives or [row for row in rows if generation(row.accelerator) == generation(accelerator)]
     if relatives:
         return relatives, "other system"
     raise DataError(f"no calibration row has the accelerator '{accelerator}'; add one, or measure a node")
@@ -135,11 +136,13 @@ def fit_steps(rows: Sequence[Row], evidence: str = "same system") -> StepFit:
     steps = np.array([row.step_seconds for row in rows])
     design = np.stack([_features(row.local_batch, row.num_workers, row.num_nodes) for row in rows])
     groups = sorted({_group(row) for row in rows}) if evidence not in ("same system", "same stack") else []
-    shared = np.zeros((len(rows), len(groups)))
-    for index, row in enumerate(rows):
-        if groups:
-            shared[index, groups.index(_group(row))] = row.step_seconds
     mean, deviation = _prior(rows)
+    shared = np.zeros((len(rows), len(groups)))
+    if groups:
+        # A group's factor multiplies what the parameters say, not what was measured: outliers would pull them down.
+        first, _ = _posterior(design, steps, combine(FORM, EVIDENCE[evidence]) * steps, mean, deviation)
+        for index, row in enumerate(rows):
+            shared[index, groups.index(_group(row))] = design[index] @ first
     mean = np.concatenate([mean, np.zeros(len(groups))])
     deviation = np.concatenate([deviation, np.full(len(groups), EVIDENCE[evidence])])
     parameters, covariance = _posterior(np.hstack([design, shared]), steps, FORM * steps, mean, deviation)
