@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from megabatch.schedule.shapes import polynomial as polynomial
     from megabatch.schedule.shapes import slow_start as slow_start
     from megabatch.schedule.shapes import steps as steps
+    from megabatch.train.branch import branch as branch
     from megabatch.train.ensemble import average_weights as average_weights
 
 __version__ = "0.1.0"
@@ -48,6 +49,7 @@ _PUBLIC = {
     "RMSpropWarmup": "megabatch.optim.rmsprop_warmup",
     "all_reduce": "megabatch.comm.allreduce",
     "average_weights": "megabatch.train.ensemble",
+    "branch": "megabatch.train.branch",
     "build_model": "megabatch.model.registry",
     "constant": "megabatch.schedule.shapes",
     "cosine": "megabatch.schedule.shapes",

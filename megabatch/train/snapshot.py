@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from megabatch.errors import CheckpointError
 from megabatch.schedule.clock import Clock
+from megabatch.train.branch import copied
 from megabatch.train.build import Workbench
 from megabatch.train.checkpoint import check_fits, decode, link_best, newest_whole, save_checkpoint
 
@@ -60,7 +61,7 @@ def training_state(bench: Workbench) -> TrainingState:
 
 def capture(bench: Workbench) -> TrainingState:
     """A copy of what training changes, in the host's memory, to return to; every worker must call it."""
-    state: TrainingState = _copied(training_state(bench))
+    state: TrainingState = copied(training_state(bench))
     return state
 
 
@@ -126,16 +127,6 @@ def restore(
     then = f" (then on {state['world_size']} workers)" if state["world_size"] != bench.world.size else ""
     say(f"resuming after update {clock.updates}, epoch {run.epoch:.3f}{then}")
     return int(state["metrics_bytes"]), state["trunk"]
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, dict):
-        return {key: _copied(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_copied(one) for one in value]
-    return value
 
 
 def _broadcast_state(bench: Workbench, folder: Path, say: Callable[[str], None]) -> dict[str, Any] | None:

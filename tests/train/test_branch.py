@@ -1,0 +1,78 @@
+"""A branch in a stranger's loop leaves the trunk as it was: weights, momentum, rates and statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import megabatch
+from megabatch.train.branch import branch
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Trunk:
+    def __init__(self) -> None:
+        torch.manual_seed(1)
+        self.model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 1)).double()
+        self.statistics = megabatch.GhostStatistics(self.model, newest_share=0.3)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.numbers = torch.Generator().manual_seed(2)
+
+    def step(self, count: int = 1) -> list[float]:
+        losses = []
+        for _ in range(count):
+            inputs = torch.randn(8, 4, generator=self.numbers, dtype=torch.float64)
+            self.optimizer.zero_grad()
+            loss: Tensor = (self.model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
+            loss.backward()
+            self.optimizer.step()
+            self.statistics.after_ghost(1.0)
+            self.statistics.after_update()
+            losses.append(loss.item())
+        return losses
+
+
+def states(trunk: Trunk) -> list[Tensor]:
+    trunk.statistics.publish()
+    momenta = [trunk.optimizer.state[p]["momentum_buffer"] for p in trunk.model.parameters()]
+    return [value.clone() for value in [*trunk.model.state_dict().values(), *momenta]]
+
+
+def test_the_trunk_goes_on_as_if_there_had_been_no_branch() -> None:
+    plain, branched = Trunk(), Trunk()
+    assert plain.step(3) == branched.step(3)
+    numbers = branched.numbers.get_state()
+    with branch(branched.model, branched.optimizer, branched.statistics):
+        assert not branched.optimizer.state  # momentum starts anew
+        branched.optimizer.param_groups[0]["lr"] = 0.01
+        branched.step(4)
+    branched.numbers.set_state(numbers)
+    assert branched.optimizer.param_groups[0]["lr"] == 0.1
+    assert plain.step(3) == branched.step(3)
+    assert all(torch.equal(a, b) for a, b in zip(states(plain), states(branched), strict=True))
+
+
+def test_momentum_may_be_kept_and_a_failing_branch_is_undone() -> None:
+    trunk = Trunk()
+    trunk.step(2)
+    before = states(trunk)
+    with pytest.raises(ZeroDivisionError):
+        _fail_in_a_branch(trunk)
+    assert all(torch.equal(a, b) for a, b in zip(before, states(trunk), strict=True))
+
+
+def _fail_in_a_branch(trunk: Trunk) -> None:
+    with branch(trunk.model, trunk.optimizer, trunk.statistics, reset_momentum=False):
+        assert trunk.optimizer.state
+        trunk.step(2)
+        raise ZeroDivisionError
