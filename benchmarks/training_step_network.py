@@ -5,8 +5,9 @@
 16 ranks train a small ResNet with over 5 MB of gradients on small pictures, so that the network and not the two cores
 decides. All variants have the same model, data, optimiser and DDP arguments; the hook is the only difference. They
 take their steps in turn, in an order that rotates; a step lasts from a start that the ranks agree on off the network
-until the slowest rank has updated its weights. After the last step every variant must hold the weights of plain DDP,
-up to rounding. `bfloat16` on the wire halves the bytes and is no like-for-like comparison; it is shown as such.
+until the slowest rank has updated its weights. No round of steps begins after `--seconds` of measuring. After the last
+step every variant must hold the weights of plain DDP, up to rounding. `bfloat16` on the wire halves the bytes and is no
+like-for-like comparison; it is shown as such.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from benchmarks.gate import StartGate, make_gate_file
 from benchmarks.netlab import NETWORKS, laboratory, named_network
 from megabatch.comm.grid import ProcessGrid
 from megabatch.comm.hook import GradientHook, gradient_hook
+from megabatch.comm.measure import gather
 from megabatch.errors import MegabatchError
 from megabatch.model.small import resnet8
 
@@ -44,7 +46,8 @@ TARGET = 1.5
 VARIANTS = ("default", "torus", "auto", "torus+bfloat16")
 _PLAIN = "default"
 _WARM_UPS = 3  # DDP rebuilds its buckets after the first step
-_TIMEOUT_SECONDS = 120.0
+_TIMEOUT_SECONDS = 60.0
+_SET_UP_SECONDS = 120.0  # connections, four models, `auto`'s own measurement, and the round under way at the end
 _TOLERANCE = 1e-4
 _ROUNDED_TOLERANCE = 0.05
 
@@ -54,6 +57,7 @@ class StepPlan:
     """What every rank trains: pictures per rank and step, their side, the width of the network, the variants."""
 
     steps: int
+    seconds: float
     pictures_per_rank: int
     side: int
     width: int
@@ -90,7 +94,11 @@ def run_steps(rank: int, grid_text: str, plan: StepPlan, gate_file: Path) -> Ste
     report.seconds = {name: [] for name in variants}
     data = torch.Generator().manual_seed(rank)
     order = list(variants)
+    begin = time.monotonic()
     for step in range(-_WARM_UPS, plan.steps):
+        # Gathered, so that all ranks stop after the same step.
+        if step > 0 and max(gather(grid, [time.monotonic() - begin]))[0] > plan.seconds:
+            break
         pictures = torch.rand(plan.pictures_per_rank, 3, plan.side, plan.side, generator=data)
         labels = torch.randint(0, 10, (plan.pictures_per_rank,), generator=data)
         for name in order:
@@ -185,13 +193,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     if names[0] != _PLAIN:
         raise SystemExit(f"the first variant is '{names[0]}'; begin with '{_PLAIN}', the one to compare with")
     steps = 3 if options.quick else options.steps
-    plan = StepPlan(steps, options.pictures, options.side, options.width, options.bucket_cap_mb, names)
+    plan = StepPlan(steps, options.seconds, options.pictures, options.side, options.width, options.bucket_cap_mb, names)
     try:
         network = named_network(options.network)
         with tempfile.TemporaryDirectory(prefix="gate-") as folder, laboratory(network) as lab:
             gate_file = Path(folder) / "gate"
             make_gate_file(gate_file, network.world_size)
-            reports = lab.fork_ranks(run_steps, "4x4", plan, gate_file, timeout_seconds=900)
+            limit = plan.seconds + _SET_UP_SECONDS
+            reports = lab.fork_ranks(run_steps, "4x4", plan, gate_file, timeout_seconds=limit)
     except MegabatchError as error:
         raise SystemExit(str(error)) from None
     if wrong := wrong_variants(reports):
@@ -238,7 +247,8 @@ def _content(
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--network", default="shared-nic", help="of " + ", ".join(NETWORKS))
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=90.0, help="begin no further step after so long")
     parser.add_argument("--pictures", type=int, default=4, help="per rank and step")
     parser.add_argument("--side", type=int, default=8, help="of a picture, px")
     parser.add_argument("--width", type=int, default=68, help="channels of the first stage; 68 gives 5.6 MB")

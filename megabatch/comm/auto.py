@@ -42,9 +42,13 @@ __all__ = ["AutoReducer", "proven_choices", "shared_calibration"]
 
 _log = logging.getLogger(__name__)
 
-_PROOF_SECONDS = 10.0
-_MAX_RIVALS = 4
+_PROOF_SECONDS = 12.0
+_MAX_RIVALS = 3
 _RIVAL_FACTOR = 1.6
+_LONG_WEIGHT = 5.0
+_DRAW = 0.02
+_DRAW_OF_FEW = 0.05
+_FEW_ROUNDS = 4
 _SHORT_BYTES = 2 * 2**20
 _SHORT_RIVAL_FACTOR = 5.0
 _SAME_PRICE = 1.001
@@ -60,6 +64,15 @@ class _Proof:
     choice: Choice
     seconds: dict[str, float]
     corrections: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Race:
+    """Median seconds by algorithm, from how many rounds, and all the seconds they took."""
+
+    medians: dict[str, float]
+    rounds: int
+    spent_seconds: float
 
 
 class AutoReducer:
@@ -156,6 +169,7 @@ def proven_choices(
     choices: list[Choice] = []
     below: _Proof | None = None
     left = budget_seconds
+    weights = [1.0 if size <= _SHORT_BYTES else _LONG_WEIGHT for size in sorted(sizes)]
     for index, size in enumerate(sorted(sizes)):
         planned = choose(calibration, grid.shape, size)
         ranked = predictions(calibration, grid.shape, size)
@@ -163,9 +177,10 @@ def proven_choices(
         if not entrants:
             choices.append(_inherited(planned, ranked, below))
             continue
-        seconds, spent = _prove(grid, entrants, size, left / (len(sizes) - index), device)
-        left -= spent
-        choices.append(_judged(planned, entrants, seconds))
+        proof = _prove(grid, entrants, size, left * weights[index] / sum(weights[index:]), device)
+        left -= proof.spent_seconds
+        seconds = proof.medians
+        choices.append(_judged(planned, entrants, proof))
         corrections = {entrant.algorithm: seconds[entrant.algorithm] / entrant.seconds for entrant in entrants}
         below = _Proof(choices[-1], seconds, corrections)
     return tuple(choices)
@@ -215,8 +230,8 @@ def _expected_seconds(entrant: Prediction, size: int, below: _Proof | None) -> f
 
 def _prove(
     grid: ProcessGrid, entrants: Sequence[Prediction], size: int, budget_seconds: float, device: torch.device
-) -> tuple[dict[str, float], float]:
-    """Median seconds of each entrant on a real buffer, and all the seconds it took."""
+) -> _Race:
+    """Run all entrants on a real buffer a few times, then the fastest and the backend as often as the budget allows."""
     buffer = torch.zeros(size // 4, device=device)
     runs = {
         entrant.algorithm: partial(AllReducer(grid, entrant.algorithm, segment_bytes=entrant.segment_bytes).run, buffer)
@@ -226,28 +241,33 @@ def _prove(
     spent = once = _total(first)
     rounds = min(_HEAT_ROUNDS, int(budget_seconds / max(once, 1e-9)) - 1)
     if rounds < 1:  # so long that warming up does not matter
-        return {name: seconds[0] for name, seconds in first.items()}, once
+        return _Race({name: seconds[0] for name, seconds in first.items()}, 1, once)
     times = race(grid, runs, rounds)
     spent += _total(times)
     medians = {name: statistics.median(seconds) for name, seconds in times.items()}
     close = _FINAL_FACTOR * min(medians.values())
     finalists = {name: run for name, run in runs.items() if medians[name] <= close or name == "backend"}
     once = sum(medians[name] for name in finalists)
-    rounds = min(_MAX_ROUNDS, int((budget_seconds - spent) / max(once, 1e-9)))
-    if rounds > 0 and len(finalists) > 1:
-        more = race(grid, finalists, rounds)
+    more_rounds = min(_MAX_ROUNDS, int((budget_seconds - spent) / max(once, 1e-9)))
+    if more_rounds > 0:
+        more = race(grid, finalists, more_rounds)
         spent += _total(more)
         medians.update({name: statistics.median(times[name] + seconds) for name, seconds in more.items()})
-    return medians, spent
+        rounds += more_rounds
+    return _Race(medians, rounds, spent)
 
 
 def _total(times: dict[str, list[float]]) -> float:
     return sum(sum(seconds) for seconds in times.values())
 
 
-def _judged(planned: Choice, entrants: Sequence[Prediction], seconds: dict[str, float]) -> Choice:
-    """The fastest entrant as measured, or the backend unless it is clearly beaten."""
-    best = min(entrants, key=lambda entrant: seconds[entrant.algorithm])
+def _judged(planned: Choice, entrants: Sequence[Prediction], measured: _Race) -> Choice:
+    """The fastest entrant as measured - a draw goes to the lower price - or the backend unless it is clearly beaten."""
+    seconds = measured.medians
+    draw = (1 + (_DRAW_OF_FEW if measured.rounds < _FEW_ROUNDS else _DRAW)) * min(seconds.values())
+    best = min(
+        (entrant for entrant in entrants if seconds[entrant.algorithm] <= draw), key=lambda entrant: entrant.seconds
+    )
     backend = next(entrant for entrant in entrants if entrant.algorithm == "backend")
     if seconds[best.algorithm] >= (1 - BACKEND_MARGIN) * seconds["backend"]:
         best = backend

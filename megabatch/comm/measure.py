@@ -1,10 +1,11 @@
 """Measures latency and rate of each axis of a grid at start-up, within about two seconds.
 
 Along every axis a ring all-reduce runs, with the code that training will use, on all lines of the axis at the same
-time, so that a network card shared by the ranks of a host shows. A tiny message gives the latency of a step, a larger
-one the rate. Where hosts hold several ranks the first line runs once more alone: how much faster it then is says how
-many ranks share a link. Times of all ranks are gathered and the slowest counts, so every rank ends with the same
-numbers; how often and how large is decided on gathered times alone, so that no rank runs a message others do not.
+time, so that a network card shared by the ranks of a host shows. A tiny message gives the latency of a step, the same
+to all peers at once what further messages cost, a larger one the rate. Where hosts hold several ranks the first line
+runs once more alone: how much faster it then is says how many ranks share a link. Times of all ranks are gathered and
+the slowest counts, so every rank ends with the same numbers; how often and how large is decided on gathered times
+alone, so that no rank runs a message others do not.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from megabatch.comm.allreduce import AllReducer, all_reduce
 from megabatch.comm.calibration import AxisCost, Calibration, MeasuredPoint
 from megabatch.comm.division import Division
 from megabatch.comm.grid import ProcessGrid, uses_gloo
-from megabatch.comm.lane import Lane, PhaseFailedError
+from megabatch.comm.lane import Lane, Passage, PhaseFailedError
 from megabatch.comm.link import Link, message_tag
-from megabatch.comm.phases import Phase
+from megabatch.comm.phases import Pattern, Phase
 from megabatch.comm.rollcall import Note, in_words
 
 __all__ = [
@@ -44,6 +45,7 @@ _BURST = 16
 _FIRST_CHUNK_BYTES = 64 * 2**10
 _MAX_CHUNK_BYTES = 4 * 2**20
 _NO_SEGMENTS = 2**40
+_PATTERNS: tuple[Pattern, Pattern] = ("ring", "direct")
 _BACKEND_SIZES = (16 * 2**10, 2**20, 8 * 2**20)
 
 
@@ -118,8 +120,11 @@ def measure_axis(
     (tiny,) = _by_line(lines, gather(grid, [probe.seconds(1, repeats)]))
     latency = [min(seconds) / num_steps for seconds in zip(first, tiny, strict=True)]
 
-    (small, burst) = _by_line(lines, gather(grid, [probe.seconds(_FIRST_CHUNK_BYTES), probe.burst_seconds()]))
-    overhead = max(0.0, max(burst) - max(latency)) / (_BURST - 1)
+    own = [probe.seconds(_FIRST_CHUNK_BYTES), probe.seconds(1, repeats, direct=True), probe.burst_seconds()]
+    small, direct, burst = _by_line(lines, gather(grid, own))
+    # To all peers at once, in two steps: what the messages beyond the first cost, on cores shared with other ranks.
+    beyond = (max(direct) / 2 - max(latency), size - 2) if size > 2 else (max(burst) - max(latency), _BURST - 1)
+    overhead = max(0.0, beyond[0]) / beyond[1]
     slowest_rate = min(_rates(small, latency, _FIRST_CHUNK_BYTES, num_steps))
     chunk_bytes = int(slowest_rate * 0.25 * budget_seconds / num_steps)
     chunk_bytes = max(_FIRST_CHUNK_BYTES, min(chunk_bytes, _MAX_CHUNK_BYTES))
@@ -215,30 +220,42 @@ class _Probe:
         self._size = grid.axis_size(axis)
         self._device = device
         self._own = _own_primitives(grid, [axis], device)
-        phase = Phase("all_reduce", "ring", axis, self._size)
-        self._name = phase.name(grid.shape.names)
-        self._lane = Lane(
-            grid, [phase], [Division()], first_action=0, segment_bytes=_NO_SEGMENTS, own_primitives=self._own
+        self._name = Phase("all_reduce", "ring", axis, self._size).name(grid.shape.names)
+        self._ring, self._direct = (
+            Lane(
+                grid,
+                [Phase("all_reduce", pattern, axis, self._size)],
+                [Division()],
+                first_action=0,
+                segment_bytes=_NO_SEGMENTS,
+                own_primitives=self._own,
+            )
+            for pattern in _PATTERNS
         )
 
-    def seconds(self, chunk_bytes: int, repeats: int = 1, *, takes_part: bool = True) -> float:
+    def seconds(self, chunk_bytes: int, repeats: int = 1, *, direct: bool = False, takes_part: bool = True) -> float:
         """This rank's shortest time for chunks of about `chunk_bytes` (at least one element), or 0 if it stands by."""
-        # A tiny one first, so that the ranks of the line begin the next together. All ranks count the calls.
-        numels = [self._size] + [max(1, chunk_bytes // 4) * self._size] * repeats
-        calls = [self._grid.next_call() for _ in numels]
+        calls = self._grid.next_call(), self._grid.next_call()  # all ranks count them
         if not takes_part:
             return 0.0
-        taken = []
-        for numel, call in zip(numels, calls, strict=True):
+        numel = max(1, chunk_bytes // 4) * self._size
+        lane = self._direct if direct else self._ring
+        try:
+            # A tiny one first, so that the ranks of the line begin the next together.
+            lane.run(torch.zeros(self._size, device=self._device), message_tag(calls[0], "probe"))
             message = torch.zeros(numel, device=self._device)
-            start = time.perf_counter()
-            try:
-                self._lane.run(message, message_tag(call, f"probe {numel}"))
-            except PhaseFailedError as error:
-                raise self._failure(error.cause, error.peer) from error
-            _wait_for_device()
-            taken.append(time.perf_counter() - start)
-        return min(taken[1:])
+            passage = Passage(lane, message, message_tag(calls[1], f"probe {numel}"))
+            return min(self._once(passage) for _ in range(repeats))
+        except PhaseFailedError as error:
+            raise self._failure(error.cause, error.peer) from error
+
+    def _once(self, passage: Passage) -> float:
+        """Seconds of one round, its receives posted before, as those of short messages are."""
+        passage.post()
+        start = time.perf_counter()
+        passage.run()
+        _wait_for_device()
+        return time.perf_counter() - start
 
     def burst_seconds(self) -> float:
         """From sending sixteen tiny messages to the right to having those of the left; 0 if the backend does its own.

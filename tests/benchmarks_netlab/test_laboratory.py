@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from benchmarks.netlab import Laboratory, Network, check_ranks, laboratory, unavailable_reason
 from benchmarks.netlab.namespaces import inside, processes_inside
 from benchmarks.netlab.ranks import end_orphans
 from benchmarks.netlab.traffic import round_trip_seconds, stream_rates
+from megabatch.comm.grid import ProcessGrid
+from megabatch.comm.hook import gradient_hook
 from megabatch.errors import CommunicationError
 
 reason = unavailable_reason()
@@ -119,9 +125,6 @@ def test_a_failed_rank_is_named_with_the_end_of_its_stderr(lab: Laboratory) -> N
 
 def reduce_on_nic(rank: int, elements: int) -> tuple[float, str]:
     """Ranks 1 and 3, which are one column of the 2x2 grid, add their vectors; the others only take part in set-up."""
-    import torch
-    import torch.distributed as dist
-
     dist.init_process_group("gloo", timeout=timedelta(seconds=30))
     column = dist.new_group([1, 3])
     values = torch.full((elements,), float(rank))
@@ -140,6 +143,49 @@ def test_gloo_sends_through_the_nic_of_the_rank(lab: Laboratory) -> None:
     sent = [now.since(then).sent_bytes for now, then in zip(lab.nic_counters(), before, strict=True)]
     assert min(sent[1], sent[3]) > 2_000_000  # a ring of two sends N bytes each
     assert max(sent[0], sent[2]) < 200_000  # the store and the set-up only
+
+
+def train_until_it_breaks(rank: int, folder: Path) -> tuple[str, float]:
+    """Average buckets over a 2x2 grid for ever; (the reason it ended, seconds since the last that was good)."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    grid = ProcessGrid.build(timeout_seconds=3)
+    assert grid.shape.text == "2x2"
+    assert grid.separate_links
+    state, _ = gradient_hook(grid)
+    last_good = time.monotonic()
+    for step in range(100_000):
+        try:
+            futures = [state.reduce_buffer(torch.ones(numel), index) for index, numel in enumerate((1000, 200_000))]
+            for future in futures:
+                future.wait()
+        except CommunicationError as error:
+            return str(error), time.monotonic() - last_good
+        last_good = time.monotonic()
+        if step == 3:
+            (folder / str(rank)).touch()
+    return "nothing broke", 0.0
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_a_host_cut_off_mid_run_ends_every_rank_with_a_reason(host: int, tmp_path: Path) -> None:
+    """Packets just vanish: no connection is closed. Host 0 holds the job's key-value store, host 1 does not."""
+    with laboratory(TWO_BY_TWO, link="forwarder") as lab:
+
+        def cut_when_all_train() -> None:
+            if eventually(lambda: len(list(tmp_path.iterdir())) == 4, seconds=60):
+                lab.cut_host(host)
+
+        cutter = threading.Thread(target=cut_when_all_train)
+        cutter.start()
+        answers = lab.fork_ranks(train_until_it_breaks, tmp_path, timeout_seconds=120)
+        cutter.join()
+    for rank, (reason, seconds) in enumerate(answers):
+        assert re.match(rf"rank {rank}, bucket [01], (row|column) [a-z-]+: ", reason), reason
+        assert "\n" not in reason
+        assert seconds < 30, reason  # the timeout of 3 s, then at most 6 s to hear the others, on a busy machine
+    # Ranks on the store's side hear each other and name those they cannot hear; the other side is on its own.
+    for reason, _ in answers[:2]:
+        assert "not heard from: ranks 2, 3;" in reason, answers
 
 
 def fail_on_rank_one(rank: int) -> int:
