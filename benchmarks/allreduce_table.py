@@ -132,6 +132,7 @@ def predicted_seconds(
                 links,
                 message_bytes,
                 segment_bytes,
+                one_link=network.ranks_per_host == 1,
             )
             for name, plain, segment_bytes in _priced(algorithms)
         }
@@ -139,7 +140,12 @@ def predicted_seconds(
         links = calibration.links(shape)
         models["measured"] = {
             name: all_reduce_seconds(
-                calibration.phases(plain, shape, message_bytes), shape, links, message_bytes, segment_bytes
+                calibration.phases(plain, shape, message_bytes),
+                shape,
+                links,
+                message_bytes,
+                segment_bytes,
+                one_link=not calibration.separate_links(shape),
             )
             for name, plain, segment_bytes in _priced(algorithms)
         }

@@ -54,7 +54,8 @@ _SHORT_RIVAL_FACTOR = 5.0
 _SAME_PRICE = 1.001
 _HEAT_ROUNDS = 3
 _FINAL_FACTOR = 1.3
-_MAX_ROUNDS = 24
+_MAX_ROUNDS = 60
+_CHEAP_SHARE = 1 / 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +211,10 @@ def _entrants(ranked: Sequence[Prediction], size: int, left_seconds: float, belo
         is_new = not others or prediction.seconds > _SAME_PRICE * others[-1].seconds
         if prediction.algorithm != "backend" and (is_new or prediction.measured):
             others.append(prediction)
-    factor, most = (_SHORT_RIVAL_FACTOR, len(others)) if size <= _SHORT_BYTES else (_RIVAL_FACTOR, _MAX_RIVALS)
-    near = [one for one in others if one.seconds <= factor * others[0].seconds][:most]
+    near = [one for one in others if one.seconds <= _SHORT_RIVAL_FACTOR * others[0].seconds]
+    heats = (1 + _HEAT_ROUNDS) * sum(_expected_seconds(one, size, below) for one in near)
+    if size > _SHORT_BYTES and heats > _CHEAP_SHARE * left_seconds:
+        near = [one for one in near if one.seconds <= _RIVAL_FACTOR * others[0].seconds][:_MAX_RIVALS]
     while near:
         entrants = [*near, backend]
         if sum(_expected_seconds(entrant, size, below) for entrant in entrants) <= left_seconds:

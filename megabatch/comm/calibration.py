@@ -92,8 +92,11 @@ class Calibration:
         """The phases of an algorithm as they run here for such a message."""
         if self.backend != "gloo":
             return phases(algorithm, shape)
-        rows_in_hosts = self.num_hosts > 1 and shape.num_ranks // self.num_hosts % shape.sizes[-1] == 0
-        return phases(algorithm, shape, message_bytes, separate_links=rows_in_hosts)
+        return phases(algorithm, shape, message_bytes, separate_links=self.separate_links(shape))
+
+    def separate_links(self, shape: GridShape) -> bool:
+        """Whether rows stay inside hosts and columns leave them, if hosts hold equally many consecutive ranks."""
+        return self.num_hosts > 1 and shape.num_ranks // self.num_hosts % shape.sizes[-1] == 0
 
     def links(self, shape: GridShape) -> tuple[LinkCost, ...]:
         """Link costs for the axes of `shape`, which must be the measured grid unless all its links are alike.

@@ -17,7 +17,8 @@ B to a rank that sends alone: a leader, or the one rank of a host whose right ne
 another host. Ranks do not step in unison, so a flat ring of unequal links pays the *mean* latency of its hops, but the
 bytes of its slowest link; of halving-doubling each step uses the axis that its distance spans.
 
-Lanes run side by side: the longest decides, unless one axis needs longer for the bytes of all lanes. Staggered lanes
+Lanes run side by side: the longest decides, unless one axis - or all, where they are one link: a host of one rank -
+needs longer for the bytes of all lanes. Staggered lanes
 form a pipeline: the time of one lane, and for every further one that of its bytes on the busiest axis.
 
 Not modelled: the adding up (rates measured on whole collectives contain it), rounding of uneven chunks, and start
@@ -93,8 +94,13 @@ def all_reduce_seconds(
     links: Sequence[LinkCost],
     message_bytes: float,
     segment_bytes: int = DEFAULT_SEGMENT_BYTES,
+    *,
+    one_link: bool = False,
 ) -> float:
-    """Seconds of the whole phase list; `links[axis]` is the cost of that axis of `shape`."""
+    """Seconds of the whole phase list; `links[axis]` is the cost of that axis of `shape`.
+
+    one_link: all axes leave through the same network card, so that lanes on different axes share its rate.
+    """
     if staggered(phase_list):
         return _pipeline_seconds(phase_list, shape, links, message_bytes)
     lanes = [0.0] * num_lanes(phase_list)
@@ -104,7 +110,9 @@ def all_reduce_seconds(
         if phase.axis != WORLD:
             rate = links[phase.axis].rate(alone=phase.leaders)
             busy[phase.axis] += float(phase.sent_share()) * message_bytes / rate
-    return max(*lanes, *busy) if len(lanes) > 1 else lanes[0]
+    if len(lanes) == 1:
+        return lanes[0]
+    return max(*lanes, sum(busy) if one_link else max(busy))
 
 
 def _pipeline_seconds(

@@ -198,9 +198,14 @@ def _best_segment(
     calibration: Calibration, name: str, shape: GridShape, links: Sequence[LinkCost], message_bytes: float
 ) -> tuple[float, int]:
     phase_list = calibration.phases(name, shape, message_bytes)
+    one_link = not calibration.separate_links(shape)
+
+    def price(segment_bytes: int) -> float:
+        return all_reduce_seconds(phase_list, shape, links, message_bytes, segment_bytes, one_link=one_link)
+
     if staggered(phase_list) or not any(phase.pattern in ("ring", "chain", "backend") for phase in phase_list):
-        return all_reduce_seconds(phase_list, shape, links, message_bytes), DEFAULT_SEGMENT_BYTES
-    prices = [(all_reduce_seconds(phase_list, shape, links, message_bytes, size), size) for size in _SEGMENTS_BYTES]
+        return price(DEFAULT_SEGMENT_BYTES), DEFAULT_SEGMENT_BYTES
+    prices = [(price(size), size) for size in _SEGMENTS_BYTES]
     return min(prices, key=lambda price: price[0])  # the default comes first, so it wins a draw
 
 

@@ -121,19 +121,31 @@ def test_gradients_are_those_of_plain_ddp_and_repeat_bit_for_bit() -> None:
         assert sums == answers[0][1]
 
 
-def _differ(rank: int) -> list[str]:
-    """Rank 2 has one more output: DDP itself would refuse, so the buckets come without it."""
+ODD_BUCKETS: dict[str, tuple[int, int, torch.dtype]] = {
+    "size": (5, 101, torch.float32),
+    "dtype": (5, 100, torch.float64),
+    "order": (6, 200, torch.float32),
+}
+
+
+def _differ(rank: int) -> dict[str, list[str]]:
+    return {case: _one_differs(rank, *ODD_BUCKETS[case]) for case in ODD_BUCKETS}
+
+
+def _one_differs(rank: int, odd_index: int, odd_numel: int, odd_dtype: torch.dtype) -> list[str]:
+    """Rank 2 has another bucket: DDP itself would refuse, so the buckets come without it."""
     told = []
     grid = ProcessGrid.build("2x2", timeout_seconds=60)
     state, _ = gradient_hook(grid)
     good = [state.reduce_buffer(torch.full((10,), float(rank)), index) for index in range(5)]
     told.append(str([float(future.wait()[0]) for future in good]))
+    index, numel, dtype = (odd_index, odd_numel, odd_dtype) if rank == 2 else (5, 100, torch.float32)
     try:
-        state.reduce_buffer(torch.ones(101 if rank == 2 else 100), 5).wait()
+        state.reduce_buffer(torch.ones(numel, dtype=dtype), index).wait()
     except CommunicationError as error:
         told.append(str(error))
     try:
-        state.reduce_buffer(torch.ones(10), 6)
+        state.reduce_buffer(torch.ones(10), 7)
     except CommunicationError as error:
         told.append("still broken" if str(error) == told[-1] else "another error")
     state.close()
@@ -141,11 +153,46 @@ def _differ(rank: int) -> list[str]:
 
 
 def test_buckets_that_differ_end_everywhere_with_the_reason() -> None:
-    for rank, (good, reason, later) in enumerate(run_ranks(4, _differ)):
-        assert good == "[1.5, 1.5, 1.5, 1.5, 1.5]"
-        assert reason.startswith(f"rank {rank}, bucket 5, agreement on the message: workers disagree")
-        assert "bucket 5 of 100 float32 on ranks 0, 1, 3; bucket 5 of 101 float32 on rank 2" in reason
-        assert later == "still broken"
+    odd = {"size": "bucket 5 of 101 float32", "dtype": "bucket 5 of 100 float64", "order": "bucket 6 of 200 float32"}
+    for rank, by_case in enumerate(run_ranks(4, _differ)):
+        for case, (good, reason, later) in by_case.items():
+            index = 6 if case == "order" and rank == 2 else 5
+            assert good == "[1.5, 1.5, 1.5, 1.5, 1.5]"
+            assert reason.startswith(f"rank {rank}, bucket {index}, agreement on the message: workers disagree"), case
+            assert f"bucket 5 of 100 float32 on ranks 0, 1, 3; {odd[case]} on rank 2" in reason
+            assert later == "still broken"
+
+
+def _late_disorder(rank: int) -> tuple[list[float], str]:
+    """Two buckets, known to all and kept; in the third step rank 2 hands them over the other way round."""
+    grid = ProcessGrid.build("2x2", timeout_seconds=20)
+    state, _ = gradient_hook(grid)
+    buckets = [(0, 10), (1, 20)]
+    values = []
+    for _ in range(2):
+        futures = [state.reduce_buffer(torch.full((numel,), float(rank)), index) for index, numel in buckets]
+        values += [float(future.wait().sum()) for future in futures]
+    grid.timeout_seconds = 2
+    state, _ = gradient_hook(grid)  # whose waits are as short
+    told = "nothing happened"
+    for step in range(2):
+        futures = []
+        try:
+            for index, numel in buckets[:: -1 if step == 1 and rank == 2 else 1]:
+                futures.append(state.reduce_buffer(torch.ones(numel), index))
+            for future in futures:
+                future.wait()
+        except CommunicationError as error:
+            told = str(error)
+    return values, told
+
+
+def test_known_buckets_in_another_order_end_everywhere_within_the_timeout() -> None:
+    for rank, (values, reason) in enumerate(run_ranks(4, _late_disorder)):
+        assert values == [15.0, 30.0] * 2
+        assert reason.startswith(f"rank {rank}, bucket "), reason
+        assert "workers disagree about what to reduce" in reason
+        assert "\n" not in reason
 
 
 def _one_leaves_training(rank: int) -> str:

@@ -66,6 +66,11 @@ def test_two_lanes_run_at_once_until_an_axis_is_full() -> None:
     link = LinkCost(0, 1e6)
     one_lane = 2 * 3 * S / 2 / 4 / 1e6 + 2 * 3 * S / 2 / 16 / 1e6
     assert _price("two_way_torus", "4x4", link, link) == pytest.approx(one_lane, rel=1e-12)
+    # Both axes behind one card: it carries the bytes of both lanes, as much as the plain torus sends.
+    grid = parse_grid("4x4")
+    shared = all_reduce_seconds(phases("two_way_torus", grid), grid, (link, link), S, NO_SEGMENTS, one_link=True)
+    assert shared == pytest.approx(2 * 15 / 16 * S / 1e6, rel=1e-12)
+    assert shared == pytest.approx(_price("torus", "4x4", link, link), rel=1e-12)
     # Unequal axes: both lanes load the slow axis, with 3/4 + 3/16 of the message together, and it never rests.
     fast = LinkCost(0, 1e9)
     lanes = [2 * 3 * S / 2 / 16 / 1e6, 2 * 3 * S / 2 / 4 / 1e6]
