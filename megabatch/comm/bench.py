@@ -23,7 +23,7 @@ from megabatch.comm.allreduce import AllReducer, make_reducer
 from megabatch.comm.auto import AutoReducer
 from megabatch.comm.calibration import Calibration, MeasuredPoint, bus_factor, write_calibration_file
 from megabatch.comm.grid import ProcessGrid
-from megabatch.comm.measure import calibrate, gather, probe_device, race
+from megabatch.comm.measure import calibrate, from_rank_0, gather, probe_device, race
 from megabatch.comm.phases import ALGORITHMS, phases
 from megabatch.comm.select import size_text
 from megabatch.errors import CommunicationError, ConfigError
@@ -123,14 +123,14 @@ def write_calibration(grid: ProcessGrid, rows: Sequence[Row], path: str | Path) 
     if not any(point.algorithm == "backend" for point in points):
         points += measured.points
     calibration = replace(measured, points=points)
-    problem: ConfigError | None = None
+    problem = ""
     if grid.rank == 0:
         try:
             write_calibration_file(path, calibration)
         except ConfigError as error:
-            problem = error
-    if any(failed for (failed,) in gather(grid, [float(problem is not None)])):
-        raise problem or ConfigError(f"rank 0 could not write calibration to {path}; look at its message")
+            problem = str(error)
+    if problem := from_rank_0(grid, problem):
+        raise ConfigError(problem)
     return calibration
 
 

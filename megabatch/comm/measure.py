@@ -44,6 +44,7 @@ _TINY_REPEATS = 5
 _BURST = 16
 _FIRST_CHUNK_BYTES = 64 * 2**10
 _MAX_CHUNK_BYTES = 4 * 2**20
+_TELLING = 3
 _NO_SEGMENTS = 2**40
 _PATTERNS: tuple[Pattern, Pattern] = ("ring", "direct")
 _BACKEND_SIZES = (16 * 2**10, 2**20, 8 * 2**20)
@@ -120,23 +121,30 @@ def measure_axis(
     (tiny,) = _by_line(lines, gather(grid, [probe.seconds(1, repeats)]))
     latency = [min(seconds) / num_steps for seconds in zip(first, tiny, strict=True)]
 
-    own = [probe.seconds(_FIRST_CHUNK_BYTES), probe.seconds(1, repeats, direct=True), probe.burst_seconds()]
+    own = [probe.seconds(_FIRST_CHUNK_BYTES, repeats), probe.seconds(1, repeats, direct=True), probe.burst_seconds()]
     small, direct, burst = _by_line(lines, gather(grid, own))
     # To all peers at once, in two steps: what the messages beyond the first cost, on cores shared with other ranks.
     beyond = (max(direct) / 2 - max(latency), size - 2) if size > 2 else (max(burst) - max(latency), _BURST - 1)
     overhead = max(0.0, beyond[0]) / beyond[1]
-    slowest_rate = min(_rates(small, latency, _FIRST_CHUNK_BYTES, num_steps))
+    nothing = [num_steps * delay for delay in latency]
+    slowest_rate = min(_rates(small, nothing, _FIRST_CHUNK_BYTES, num_steps))
     chunk_bytes = int(slowest_rate * 0.25 * budget_seconds / num_steps)
     chunk_bytes = max(_FIRST_CHUNK_BYTES, min(chunk_bytes, _MAX_CHUNK_BYTES))
     repeats = _repeats(0.4 * budget_seconds, num_steps * (max(latency) + chunk_bytes / slowest_rate), 3)
     (large,) = _by_line(lines, gather(grid, [probe.seconds(chunk_bytes, repeats)]))
-    rates = _rates(large, latency, chunk_bytes, num_steps)
+    # Beyond the small message, whose fixed costs are those of the large one; beyond none, where both are near.
+    tells = chunk_bytes >= _TELLING * _FIRST_CHUNK_BYTES
+    more_bytes = chunk_bytes - (_FIRST_CHUNK_BYTES if tells else 0)
+    rates = _rates(large, small if tells else nothing, more_bytes, num_steps)
 
     solo_rate = 0.0
     if (sharing := _ranks_that_may_share(grid, axis)) > 1 and len(lines) > 1:
-        alone = probe.seconds(chunk_bytes, repeats, takes_part=grid.rank in lines[0])
-        (solo,) = _by_line(lines, gather(grid, [alone]))
-        (solo_rate,) = _rates(solo[:1], latency[:1], chunk_bytes, num_steps)
+        alone = [
+            probe.seconds(num_bytes, 2 * repeats, takes_part=grid.rank in lines[0])
+            for num_bytes in (_FIRST_CHUNK_BYTES, chunk_bytes)
+        ]
+        solo_small, solo = _by_line(lines, gather(grid, alone))
+        (solo_rate,) = _rates(solo[:1], (solo_small if tells else nothing)[:1], more_bytes, num_steps)
         solo_rate = min(solo_rate, sharing * rates[0])
     return AxisMeasurement(axis, lines, tuple(latency), tuple(rates), overhead, solo_rate)
 
@@ -299,10 +307,12 @@ def _by_line(lines: Sequence[Sequence[int]], table: Sequence[Sequence[float]]) -
     return [[max(table[rank][value] for rank in line) for line in lines] for value in range(len(table[0]))]
 
 
-def _rates(seconds: Sequence[float], latency: Sequence[float], chunk_bytes: int, num_steps: int) -> list[float]:
-    """Bytes per second of each line: what a step takes beyond its latency - or beside it, where that is noise."""
-    steps = [one / num_steps for one in seconds]
-    return [chunk_bytes / max(step - delay, 0.1 * step, 1e-12) for step, delay in zip(steps, latency, strict=True)]
+def _rates(seconds: Sequence[float], less: Sequence[float], more_bytes: int, num_steps: int) -> list[float]:
+    """Bytes per second of each line: what `more_bytes` per step add to a shorter message - at least a tenth."""
+    return [
+        num_steps * more_bytes / max(one - shorter, 0.1 * one, 1e-12)
+        for one, shorter in zip(seconds, less, strict=True)
+    ]
 
 
 def _repeats(budget_seconds: float, once_seconds: float, most: int) -> int:

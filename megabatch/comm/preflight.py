@@ -110,5 +110,6 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _range(values: Sequence[float], factor: float, unit: str) -> str:
-    low, high = (f"{factor * value:.3g}" for value in (min(values), max(values)))
+    scaled = [factor * value for value in (min(values), max(values))]
+    low, high = (f"{value:.0f}" if value >= 100 else f"{value:.3g}" for value in scaled)
     return f"{low} {unit}" if low == high else f"{low} to {high} {unit}"

@@ -102,8 +102,8 @@ def test_the_cost_of_an_axis_is_that_of_its_worst_line() -> None:
     assert AxisMeasurement(0, lines, (1e-3, 2e-3), (40e6, 10e6), 0, 0).cost("column").ranks_per_link == 1
 
 
-def test_rates_are_what_a_step_takes_beyond_its_latency() -> None:
-    assert measure._rates([1.0, 1.0], [0.1, 0.5], 1000, 2) == pytest.approx([1000 / 0.4, 1000 / 0.05])
+def test_rates_are_what_further_bytes_add_to_a_step() -> None:
+    assert measure._rates([1.0, 1.0], [0.2, 1.0], 1000, 2) == pytest.approx([2 * 1000 / 0.8, 2 * 1000 / 0.1])
 
 
 def _lose_a_rank(rank: int) -> str:
