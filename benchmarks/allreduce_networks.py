@@ -3,7 +3,7 @@
     sudo .venv/bin/python -m benchmarks.allreduce_networks [--quick] [--predict] [--json FILE]
 
 16 ranks in a 4x4 grid on three networks of `netlab`, and 4 ranks in a 2x2 grid on plain loopback. In each iteration
-all algorithms reduce the same message one after another, in an order that rotates; an iteration lasts from a start
+all algorithms reduce the same message one after another, in an order drawn anew; an iteration lasts from a start
 that the ranks agree on off the network until the slowest rank is done. Before it counts, every algorithm's result is
 compared with the exact sum on every rank. How the ratios are formed is said in `allreduce_table`.
 

@@ -7,6 +7,7 @@ message after measuring and proving, with its defaults.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -106,6 +107,7 @@ def _run_cell(
     message = torch.empty(numel)
     seconds: dict[str, list[float]] = {text: [] for text in reduces}
     order = list(reduces)
+    shuffle = random.Random(cell.message_bytes)
     for iteration in range(-cell.warm_ups, cell.iterations):
         for text in order:
             _refill(message, own)
@@ -115,7 +117,7 @@ def _run_cell(
                 seconds[text].append(time.perf_counter() - start)
             elif iteration == -1 and not torch.equal(message, exact_sum(grid.world_size, numel)):
                 wrong.append(f"{text}, {cell.message_bytes} bytes, rank {grid.rank}")
-        order = order[1:] + order[:1]  # nobody always follows the same neighbour
+        shuffle.shuffle(order)  # nobody always follows the same neighbour; alike on all ranks
     return seconds
 
 

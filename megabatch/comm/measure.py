@@ -10,6 +10,7 @@ alone, so that no rank runs a message others do not.
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections import Counter
@@ -180,17 +181,22 @@ def measure_backend(
 
 
 def race(grid: ProcessGrid, runs: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of the slowest rank for each run in each round; runs take turns, so that load meets all alike."""
+    """Seconds of the slowest rank for each run in each round.
+
+    Runs take turns, so that load meets all alike, in an order drawn anew for each round: what ran before decides what
+    caches and connections are warm. Every rank draws the same.
+    """
+    drawn = random.Random(rounds)
+    turns = [name for _ in range(rounds) for name in drawn.sample(list(runs), len(runs))]
     own: list[float] = []
-    for _ in range(rounds):
-        for run in runs.values():
-            _begin_together(grid)
-            start = time.perf_counter()
-            run()
-            _wait_for_device()
-            own.append(time.perf_counter() - start)
+    for name in turns:
+        _begin_together(grid)
+        start = time.perf_counter()
+        runs[name]()
+        _wait_for_device()
+        own.append(time.perf_counter() - start)
     slowest = [max(column) for column in zip(*gather(grid, own), strict=True)]
-    return {name: slowest[index :: len(runs)] for index, name in enumerate(runs)}
+    return {name: [seconds for turn, seconds in zip(turns, slowest, strict=True) if turn == name] for name in runs}
 
 
 def gather(grid: ProcessGrid, values: Sequence[float]) -> list[list[float]]:
