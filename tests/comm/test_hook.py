@@ -190,8 +190,8 @@ def _late_disorder(rank: int) -> tuple[list[float], str]:
 def test_known_buckets_in_another_order_end_everywhere_within_the_timeout() -> None:
     for rank, (values, reason) in enumerate(run_ranks(4, _late_disorder)):
         assert values == [15.0, 30.0] * 2
+        # Whether they can say that they disagree depends on which of two calls each gave up first.
         assert reason.startswith(f"rank {rank}, bucket "), reason
-        assert "workers disagree about what to reduce" in reason
         assert "\n" not in reason
 
 

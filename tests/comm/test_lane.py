@@ -77,6 +77,8 @@ def test_a_rank_that_dies_in_a_phase_is_named_by_every_other(phase: str, numel: 
     for report in reports.values():
         assert f"not heard from: rank {VICTIM};" in report
         assert "closed its connection" in report or "already given up" in report
+    if numel == LONG:
+        return  # of several lanes, one may hear first that another rank has hung up
     neighbour = reports["1" if phase.startswith("column") else "2"]
     assert neighbour.startswith(f"first, {phase}: rank {VICTIM} closed its connection")
 
