@@ -100,9 +100,11 @@ def test_rows_of_real_ranks(tmp_path: Path) -> None:
         assert rounds == [[f"backend {numel}", f"torus {numel}"]] * 6
     points = {(point.algorithm, point.message_bytes): point.seconds for point in told["calibration"].points}
     assert points == {(row.algorithm, row.message_bytes): row.p50_seconds for row in told["rows"]}
-    for rank, answer in enumerate(answers):
+    for answer in answers:
         assert answer["read"]
-        assert ("cannot write" if rank == 0 else "rank 0 could not write") in answer["unwritable"]
+        assert answer["unwritable"].startswith(
+            f"cannot write calibration to {tmp_path}"
+        )  # rank 0's reason on every rank
         assert answer["wrong"].startswith("ring gave a wrong sum for 4 KiB (")
 
 
