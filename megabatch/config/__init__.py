@@ -16,6 +16,7 @@ from megabatch.config.checkpoint import CheckpointConfig
 from megabatch.config.collapse import CollapseConfig
 from megabatch.config.comm import CommConfig
 from megabatch.config.data import AugmentConfig, DataConfig, GeneratedConfig
+from megabatch.config.log import LogConfig
 from megabatch.config.model import ModelConfig
 from megabatch.config.norm import NormConfig
 from megabatch.config.optimizer import LarsConfig, OptimizerConfig, RmspropWarmupConfig
@@ -35,6 +36,7 @@ __all__ = [
     "DataConfig",
     "GeneratedConfig",
     "LarsConfig",
+    "LogConfig",
     "ModelConfig",
     "NormConfig",
     "OptimizerConfig",
@@ -56,6 +58,7 @@ class Config(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     comm: CommConfig = CommConfig()
+    log: LogConfig = LogConfig()
     batch_control: BatchControlConfig = BatchControlConfig()
     collapse: CollapseConfig | None = None
 

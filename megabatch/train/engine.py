@@ -65,7 +65,9 @@ def train(
             metrics_bytes, trunk = restore(bench, run, folder, progress.say)
         recorder = None
         if world.is_first:
-            recorder = stack.enter_context(closing(Recorder(folder, metrics_bytes, run.clock.updates)))
+            recorder = stack.enter_context(
+                closing(Recorder(folder, metrics_bytes, run.clock.updates, config, progress.say))
+            )
         session = Session(bench, run, folder, planned, progress, stop, recorder, trunk)
         rehearse(bench)
         stack.enter_context(progress.showing(session.overall, planned))
@@ -89,6 +91,8 @@ def train(
                 write_atomically(folder / "model.safetensors", _model_bytes(session, ending))
             write_json(folder / "ranks.json", ranks)
             write_json(folder / "summary.json", summary)
+            assert recorder is not None
+            recorder.end(summary)
     if world.is_first:
         report_at_the_end(folder, progress.say)
     return summary

@@ -38,6 +38,7 @@ _FREE_ON_RESUME = (
     "collapse.learning_rate",
     "train.evaluation_batch",
     "promise.",
+    "log.",
 )
 
 

@@ -41,9 +41,3 @@ def test_rows_go_to_both_and_a_resumed_run_hides_what_came_after_its_checkpoint(
     rows = list(read_metrics(tmp_path / "metrics.jsonl"))
     assert [(row["update"], row["loss"]) for row in rows] == [(1, 2.5), (2, 2.5), (3, 1.5)]
     assert scalars(tmp_path)["train/loss"] == [(1, 2.5), (2, 2.5), (3, 1.5)]
-
-
-def test_every_known_number_has_its_own_curve() -> None:
-    from megabatch.train.recorder import _GROUPS
-
-    assert len(set(_GROUPS.values())) == len(_GROUPS)
