@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from megabatch.commands import bench, data, doctor, plan, report, study, train
+from megabatch.commands import bench, data, doctor, launch, plan, report, study, train
 
 __all__ = ["app"]
 
@@ -22,5 +22,5 @@ app = typer.Typer(
 )
 for verbs in (train.app, plan.app, report.app, study.app, doctor.app):
     app.add_typer(verbs)
-for name, group in (("data", data.app), ("bench", bench.app)):
+for name, group in (("data", data.app), ("bench", bench.app), ("launch", launch.app)):
     app.add_typer(group, name=name)

@@ -48,6 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "optim": BELOW,
     "model": BELOW,
     "data": BELOW,
+    "launch": {"errors", "config", "recipes", "comm.shape", "report.record"},
     "report": {"errors", "comm.drawing", "comm.calibration"},
     "plan": BELOW
     | {"recipes", "report.record", "comm.phases", "comm.shape", "comm.price", "comm.calibration", "comm.select"},
@@ -61,6 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 TORCH_FREE = (
     *("megabatch", "megabatch.recipes", "megabatch.recipes.scale", "megabatch.cli", "megabatch.report.record"),
     *("megabatch.report.make", "megabatch.report.live", "megabatch.report.files", "megabatch.comm.drawing"),
+    *("megabatch.launch.slurm", "megabatch.launch.kubernetes", "megabatch.launch.ssh", "megabatch.launch.write"),
     *("megabatch.comm.phases", "megabatch.comm.shape"),
     *("megabatch.comm.price", "megabatch.comm.calibration", "megabatch.comm.select"),
     # A mistake in a recipe, a folder or a launcher's variables is told without the seconds that torch takes to load.

@@ -1,0 +1,173 @@
+"""`megabatch launch slurm | kubernetes | ssh`: writes a script or manifest, starts nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from megabatch.commands.options import Debug
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, help="Write a ready script or manifest for a cluster; starts nothing.")
+
+Recipe = Annotated[str, typer.Argument(help="A name from `megabatch recipes`, or a TOML file the cluster can read.")]
+Output = Annotated[str, typer.Option(help="The run folder, on a disk that all machines share.")]
+Nodes = Annotated[int, typer.Option(min=1, help="Machines.")]
+Workers = Annotated[int, typer.Option(min=1, help="Workers on each machine; one per GPU.")]
+Gpus = Annotated[int, typer.Option(min=0, help="GPUs of each machine; 0: compute on cores.")]
+Cores = Annotated[int, typer.Option(min=0, help="Cores per worker; 0: as the scheduler has it.")]
+Name = Annotated[str, typer.Option(help="Name of the job.")]
+Data = Annotated[str, typer.Option(help="Where the pictures are, on the machines.")]
+Grid = Annotated[str, typer.Option(help="Rows x columns of workers.")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe.")]
+Grace = Annotated[int, typer.Option(min=10, help="Seconds an update and its checkpoint may take after a signal.")]
+Python = Annotated[str, typer.Option(help="The Python of the machines that has megabatch.")]
+Health = Annotated[bool, typer.Option("--health-check/--no-health-check", help="Run `doctor` on the allocation first.")]
+File = Annotated[Path | None, typer.Option("--file", help="Write here instead of printing.")]
+
+
+@app.callback()
+def _launch() -> None:
+    """Write a ready script or manifest for a cluster; starts nothing."""
+
+
+@app.command(
+    epilog="Example: `megabatch launch slurm demo --output runs/a --nodes 4 --workers 8 --gpus 8 --time 02:00:00 "
+    "--file a.sbatch && sbatch a.sbatch`"
+)
+def slurm(
+    recipe: Recipe,
+    output: Output,
+    nodes: Nodes = 1,
+    workers: Workers = 1,
+    gpus: Gpus = 0,
+    cores: Cores = 0,
+    name: Name = "megabatch",
+    data: Data = "",
+    grid: Grid = "",
+    set_: Set = None,
+    grace: Grace = 120,
+    python: Python = "python",
+    health_check: Health = True,
+    time: Annotated[str, typer.Option(help="Time limit, for example 02:00:00.")] = "",
+    partition: Annotated[str, typer.Option(help="Partition.")] = "",
+    account: Annotated[str, typer.Option(help="Account.")] = "",
+    sbatch: Annotated[
+        list[str] | None, typer.Option(help="A further option, for example --sbatch=--exclusive.")
+    ] = None,
+    file: File = None,
+    debug: Debug = False,
+) -> None:
+    """A batch script: health check, torchrun on every node, checkpoint and requeue on signal or preemption."""
+    from megabatch.launch.request import LaunchRequest
+    from megabatch.launch.slurm import slurm_script
+    from megabatch.launch.write import check_recipe, hand_over
+
+    check_recipe(recipe, set_ or [], grid, nodes * workers)
+    request = LaunchRequest(
+        recipe,
+        output,
+        nodes,
+        workers,
+        name,
+        data,
+        tuple(set_ or ()),
+        grid,
+        gpus,
+        cores,
+        time,
+        grace,
+        python,
+        health_check,
+    )
+    hand_over(slurm_script(request, partition, account, tuple(sbatch or ())), file)
+
+
+@app.command(
+    epilog="Example: `megabatch launch kubernetes demo --output /runs/a --image registry/megabatch:1 --claim runs "
+    "--nodes 4 --workers 8 --gpus 8 --file a.json && kubectl apply -f a.json`"
+)
+def kubernetes(
+    recipe: Recipe,
+    output: Output,
+    image: Annotated[str, typer.Option(help="The container image; --containerfile writes a file to build it from.")],
+    claim: Annotated[str, typer.Option(help="PersistentVolumeClaim with run folders and pictures.")],
+    mount: Annotated[str, typer.Option(help="Where the claim is mounted.")] = "/runs",
+    kind: Annotated[str, typer.Option(help="pytorchjob or trainjob.")] = "pytorchjob",
+    namespace: Annotated[str, typer.Option(help="Namespace.")] = "",
+    nodes: Nodes = 1,
+    workers: Workers = 1,
+    gpus: Gpus = 0,
+    cores: Cores = 0,
+    name: Name = "megabatch",
+    data: Data = "",
+    grid: Grid = "",
+    set_: Set = None,
+    grace: Grace = 120,
+    python: Python = "python",
+    containerfile: Annotated[Path | None, typer.Option(help="Also write a container file here.")] = None,
+    file: File = None,
+    debug: Debug = False,
+) -> None:
+    """A manifest for Kubeflow: PyTorchJob or TrainJob; and a container file."""
+    from megabatch.launch.kubernetes import container_file, kubernetes_manifest
+    from megabatch.launch.request import LaunchRequest
+    from megabatch.launch.write import check_kind, check_recipe, hand_over
+
+    check_recipe(recipe, set_ or [], grid, nodes * workers)
+    request = LaunchRequest(
+        recipe, output, nodes, workers, name, data, tuple(set_ or ()), grid, gpus, cores, "", grace, python, False
+    )
+    hand_over(kubernetes_manifest(request, image, claim, mount, check_kind(kind), namespace), file)
+    if containerfile is not None:
+        hand_over(container_file(cuda=gpus > 0), containerfile)
+
+
+@app.command(
+    epilog="Example: `megabatch launch ssh demo --output /shared/a --host node1 --host node2 --workers 8 --file a.sh`"
+)
+def ssh(
+    recipe: Recipe,
+    output: Output,
+    host: Annotated[list[str], typer.Option(help="A machine, NAME or USER@NAME; once for each.")],
+    workers: Workers = 1,
+    gpus: Gpus = 0,
+    port: Annotated[
+        int, typer.Option(min=1024, max=65000, help="Two ports from here are used on the first host.")
+    ] = 29500,
+    directory: Annotated[str, typer.Option(help="Folder to start in on every host.")] = "",
+    data: Data = "",
+    grid: Grid = "",
+    set_: Set = None,
+    grace: Grace = 120,
+    python: Python = "python",
+    health_check: Health = True,
+    file: File = None,
+    debug: Debug = False,
+) -> None:
+    """A script that starts torchrun on every host over ssh and stops all when one fails."""
+    from megabatch.launch.request import LaunchRequest
+    from megabatch.launch.ssh import ssh_script
+    from megabatch.launch.write import check_recipe, hand_over
+
+    check_recipe(recipe, set_ or [], grid, len(host) * workers)
+    request = LaunchRequest(
+        recipe,
+        output,
+        len(host),
+        workers,
+        "megabatch",
+        data,
+        tuple(set_ or ()),
+        grid,
+        gpus,
+        0,
+        "",
+        grace,
+        python,
+        health_check,
+    )
+    hand_over(ssh_script(request, tuple(host), port, directory), file)
