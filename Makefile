@@ -6,7 +6,7 @@ WORKERS ?= 4
 GRID ?= 2x2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo study browser test test-all check clean
+.PHONY: help setup demo study browser docs test test-all check clean
 
 help:
 	@echo "make demo      train the demo recipe with four workers in a 2x2 grid on real pictures"
@@ -15,6 +15,7 @@ help:
 	@echo "make test-all  the fast tests and the slower proofs"
 	@echo "make check     format and types only"
 	@echo "make browser   install chromium for the browser tests, where that is possible"
+	@echo "make docs      build the documentation as a site"
 	@echo "make clean     remove the virtual environment and caches"
 
 setup: $(VENV)/.ready
@@ -51,6 +52,9 @@ browser:
 	else \
 	  echo "no chromium here: the browser tests will be skipped; to run them: apt-get install chromium (as root)"; \
 	fi
+
+docs: setup
+	$(BIN)/mkdocs build --strict --quiet && echo "build/site/index.html"
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -2,7 +2,7 @@
 
 How a run survives its time limit and preemption:
 
-    Slurm  --USR1, grace_seconds before the limit-->  batch shell  --TERM-->  torchrun  -->  workers
+    Slurm  --USR1, grace_seconds before the limit-->  batch shell  --USR1-->  torchrun  -->  workers
     Slurm  --TERM, when preempted----------------------------------------->  torchrun  -->  workers
     workers finish their update, write a checkpoint, exit 0;  the shell sees a run that is not finished and requeues
 
@@ -78,8 +78,10 @@ echo "job $SLURM_JOB_ID, attempt $attempt, $SLURM_NNODES nodes, first $head, run
 srun --kill-on-bad-exit=1 "${{torchrun[@]}}" --rdzv-id "$SLURM_JOB_ID-$attempt" --rdzv-endpoint "$head:$((port + 1))" \\
   -m megabatch {train} &
 step=$!
-# Near the time limit the shell alone is told; srun passes a signal on to the launchers.
-trap 'echo "told to stop"; kill -TERM "$step" 2>/dev/null' USR1 TERM
+# Near the time limit the shell alone is told; srun passes USR1 on to the launchers (at TERM it would kill them).
+trap 'echo "told to stop"; kill -USR1 "$step" 2>/dev/null' USR1
+# A job that is preempted: Slurm has told the launchers itself, the shell must live on to put the job back.
+trap 'echo "preempted"' TERM
 code=0
 wait "$step" || code=$?
 # A trapped signal ends `wait` early: wait for the checkpoint.

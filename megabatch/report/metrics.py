@@ -43,6 +43,9 @@ class Point:
     value: float
 
 
+_Held = tuple[int, float, float, float]  # a Point not made yet: most rows never become one
+
+
 @dataclass(slots=True)
 class Column:
     """One column: points to draw, and a sample for medians."""
@@ -52,31 +55,32 @@ class Column:
     num_values: int = 0
     _stride: int = 1
     _bucket: int = -1
-    _first: Point | None = None
-    _low: Point | None = None
-    _high: Point | None = None
-    _last: Point | None = None
+    _first: _Held | None = None
+    _low: _Held | None = None
+    _high: _Held | None = None
+    _last: _Held | None = None
 
-    def add(self, point: Point, bucket: int) -> None:
+    def add(self, row: int, update: float, epoch: float, value: float, bucket: int) -> None:
+        here = (row, update, epoch, value)
         if bucket != self._bucket or self._low is None or self._high is None:
             self.flush()
             self._bucket = bucket
-            self._first = self._low = self._high = point
-        elif point.value < self._low.value:
-            self._low = point
-        elif point.value > self._high.value:
-            self._high = point
-        self._last = point
-        if point.row >= LEFT_OUT_UPDATES and self.num_values % self._stride == 0:
-            self.sample.append(point.value)
+            self._first = self._low = self._high = here
+        elif value < self._low[3]:
+            self._low = here
+        elif value > self._high[3]:
+            self._high = here
+        self._last = here
+        if row >= LEFT_OUT_UPDATES and self.num_values % self._stride == 0:
+            self.sample.append(value)
             if len(self.sample) > MAX_SAMPLE:
                 self.sample = self.sample[::2]
                 self._stride *= 2
         self.num_values += 1
 
     def flush(self) -> None:
-        kept = {point for point in (self._first, self._low, self._high, self._last) if point is not None}
-        self.points += sorted(kept, key=lambda point: point.row)
+        kept = {held for held in (self._first, self._low, self._high, self._last) if held is not None}
+        self.points += [Point(*held) for held in sorted(kept)]
         self._first = self._low = self._high = self._last = None
 
     def quantile(self, part: float) -> float | None:
@@ -123,6 +127,7 @@ def _collect(lines: Iterator[bytes | None], num_lines: int) -> Metrics:
     columns: dict[str, Column] = {}
     num_rows = num_damaged = 0
     stages: list[tuple[float, str]] = []
+    last_phase: Any = None
     # A bucket keeps four points: up to four times as many rows as buckets can all be kept at the same price.
     is_thinned = num_lines > 4 * NUM_BUCKETS
     rows_per_bucket = -(-num_lines // NUM_BUCKETS) if is_thinned else 1
@@ -136,15 +141,20 @@ def _collect(lines: Iterator[bytes | None], num_lines: int) -> Metrics:
             num_damaged += 1
             continue
         place = update if epoch is None else epoch
+        bucket = num_rows // rows_per_bucket
         for name in COLUMNS:
-            value = number(row.get(name))
+            value = row.get(name)
+            if type(value) is not float or value - value != 0.0:  # the common case first: a finite float
+                value = number(value)
             if value is not None:
-                column = columns.setdefault(name, Column())
-                point = Point(num_rows, update, place, value)
-                column.add(point, num_rows // rows_per_bucket)
-        stage = text(row.get("phase"), 40)
-        if stage and len(stages) < MAX_MARKS and (not stages or stages[-1][1] != stage):
-            stages.append((place, stage))
+                column = columns.get(name)
+                if column is None:
+                    column = columns[name] = Column()
+                column.add(num_rows, update, place, value, bucket)
+        if row.get("phase") != last_phase and len(stages) < MAX_MARKS:
+            last_phase = row.get("phase")
+            if stage := text(last_phase, 40):
+                stages.append((place, stage))
         num_rows += 1
     for column in columns.values():
         column.flush()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from megabatch.report.metrics import LEFT_OUT_UPDATES, MAX_SAMPLE, NUM_BUCKETS, Column, Point, read_metrics_file
+from megabatch.report.metrics import LEFT_OUT_UPDATES, MAX_SAMPLE, NUM_BUCKETS, Column, read_metrics_file
 
 
 def write(path: Path, num_rows: int, spikes: dict[int, float] | None = None) -> Path:
@@ -60,7 +60,7 @@ def test_quantiles_leave_out_the_first_updates_and_agree_with_sorting(tmp_path: 
 def test_the_sample_for_quantiles_is_bounded_and_stays_even() -> None:
     column = Column()
     for index in range(3 * MAX_SAMPLE):
-        column.add(Point(index, index, index, float(index)), 0)
+        column.add(index, index, index, float(index), 0)
     assert len(column.sample) <= MAX_SAMPLE
     middle = column.quantile(0.5)
     assert middle is not None

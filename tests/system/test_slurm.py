@@ -27,9 +27,15 @@ def script(folder: Path, name: str) -> Path:
 
 
 def go_on_at_once(slurm: Slurm, job: str) -> None:
-    """Slurm lets a requeued job wait for two minutes; a test has no time for that."""
+    """Slurm lets a requeued job wait for two minutes, counted from its end; a test has no time for that."""
+
+    def is_running() -> bool:
+        if slurm.state(job) == "PENDING":
+            slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+        return slurm.state(job) == "RUNNING"
+
     wait_for(lambda: slurm.state(job) == "PENDING", 90, "the job is queued again")
-    slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+    wait_for(is_running, 90, "the job runs again")
 
 
 def num_rows(run: Path) -> int:

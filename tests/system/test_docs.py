@@ -1,0 +1,74 @@
+"""The documentation keeps its word: its Python runs, its commands exist, its links lead somewhere, its site builds."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.ranks import run_ranks
+from tests.system.runs import REPOSITORY
+from tests.test_repo import check_command, commands_in
+
+DOCS = sorted((REPOSITORY / "docs").rglob("*.md"))
+PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *DOCS]
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(REPOSITORY))
+
+
+def snippets() -> list[tuple[str, str]]:
+    text = (REPOSITORY / "docs" / "library.md").read_text(encoding="utf-8")
+    parts = re.findall(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    return [(title, block) for title, part in parts for block in re.findall(r"```python\n(.*?)```", part, re.DOTALL)]
+
+
+def _execute(rank: int, source: str) -> None:
+    exec(compile(source, "docs/library.md", "exec"), {"__name__": "snippet"})
+
+
+@pytest.mark.parametrize(("title", "source"), snippets(), ids=[title for title, _ in snippets()])
+def test_every_piece_of_the_library_page_runs_as_it_stands(title: str, source: str) -> None:
+    assert len(source.splitlines()) <= 16  # about ten lines, or it is not simple
+    run_ranks(2, _execute, source)
+
+
+def test_the_library_page_has_a_piece_for_every_method() -> None:
+    assert len(snippets()) >= 9
+
+
+@pytest.mark.parametrize("page", DOCS, ids=name_of)
+def test_commands_exist(page: Path) -> None:
+    for line in commands_in(page.read_text(encoding="utf-8")):
+        if "..." not in line and "RECIPE" not in line:
+            check_command(line)
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        found = (page.parent / path).resolve() if path else page
+        assert found.exists(), f"{name_of(page)} links to {target}"
+        if anchor and found.suffix == ".md":
+            assert anchor in anchors(found), f"{name_of(page)} links to {target}"
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "site" / "index.html").is_file()
