@@ -79,6 +79,7 @@ def main() -> None:
                 flush=True,
             )
     statistics.publish()  # the same batch-norm statistics on every rank: now evaluate and save
+    dist.barrier()  # nobody leaves while another still listens
     dist.destroy_process_group()
 
 
