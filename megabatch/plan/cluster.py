@@ -37,7 +37,7 @@ _SECTIONS = {
     "link.nic": ("latency", "rate", "count_per_node", "efficiency"),
     "link.rack": ("latency", "rate", "oversubscription"),
     "software": ("latency", "collectives"),
-    "straggler": ("relative_deviation", "deviation"),
+    "straggler": ("relative_deviation", "deviation", "measured_ratios"),
     "loader": ("images_per_second_per_node",),
     "start": ("initialisation", "first_updates"),
     "price": ("per_node_hour", "currency"),
@@ -78,6 +78,7 @@ class Cluster:
 
     rack None: one full-rate fabric. calibration: measured costs of the axes of one grid, used instead of the links.
     A worker's step scatters by `straggler_deviation` of its compute and by `jitter_seconds` whatever it computes.
+    straggler_ratios: measured step times over their median, which replace that law where there are any.
     first_updates_seconds: time lost once, while caches fill and kernels are chosen.
     """
 
@@ -96,6 +97,7 @@ class Cluster:
     rack: Link | None = None
     straggler_deviation: Quantity = field(default=Quantity(0.01, "assumed"))
     jitter_seconds: Quantity = field(default=Quantity(0.0, "assumed"))
+    straggler_ratios: tuple[float, ...] = ()
     loader_images_per_second: Quantity | None = None
     initialisation_seconds: Quantity = field(default=Quantity(0.0, "unknown"))
     first_updates_seconds: Quantity = field(default=Quantity(0.0, "unknown"))
@@ -232,6 +234,7 @@ def read_cluster(text: str, source: str) -> Cluster:
         compute=compute,
         straggler_deviation=reader.number("straggler", "relative_deviation") or Quantity(0.01, "assumed"),
         jitter_seconds=reader.maybe_time("straggler", "deviation") or Quantity(0.0, "assumed"),
+        straggler_ratios=reader.numbers("straggler", "measured_ratios"),
         loader_images_per_second=reader.number("loader", "images_per_second_per_node"),
         initialisation_seconds=reader.maybe_time("start", "initialisation") or Quantity(0.0, "unknown"),
         first_updates_seconds=reader.maybe_time("start", "first_updates") or Quantity(0.0, "unknown"),
@@ -272,6 +275,13 @@ class _Reader:
     def number(self, section: str, key: str) -> Quantity | None:
         entry = self.section(section).get(key)
         return None if entry is None else read_quantity(entry, f"{section}.{key} of {self._source}")
+
+    def numbers(self, section: str, key: str) -> tuple[float, ...]:
+        where = f"{section}.{key} of {self._source}"
+        entry = self.section(section).get(key, [])
+        if not isinstance(entry, list) or len(entry) == 1:
+            raise ConfigError(f"{where} is {entry!r}; give a list of at least 2 numbers")
+        return tuple(read_quantity(one, where).value for one in entry)
 
     def time(self, section: str, stem: str) -> Quantity:
         found = self._with_unit(section, stem, _time_keys(stem), optional=False)

@@ -13,6 +13,7 @@ exposes than the backend's own.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -22,7 +23,7 @@ from megabatch.plan.calibrate import StepFit
 from megabatch.plan.cluster import KNOBS, Cluster
 from megabatch.plan.cost import price_all_reduce
 from megabatch.plan.interval import Reach, combine, reach_deviation, reach_warnings
-from megabatch.plan.straggler import expected_maximum
+from megabatch.plan.straggler import empirical_maximum, expected_maximum
 from megabatch.plan.workload import Workload, fill_buckets, model_layers
 
 __all__ = ["Candidate", "StepTime", "exposed_seconds", "step_deviation", "step_time", "step_warnings"]
@@ -73,6 +74,9 @@ def step_time(
     exposed, whole, link = exposed_seconds(cluster, workload, candidate, one_pass)
     scatter = math.hypot(cluster.straggler_deviation.value * compute, cluster.jitter_seconds.value)
     straggler = scatter * expected_maximum(candidate.workers)
+    if cluster.straggler_ratios:
+        middle = statistics.fmean(cluster.straggler_ratios)
+        straggler = compute * (empirical_maximum(cluster.straggler_ratios, candidate.workers) - middle)
     if fit is not None:
         fixed, per_picture, across, per_worker = fit.parameters
         compute = passes * (fixed + per_picture * ghost)

@@ -48,7 +48,10 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Workload:
-    """One recipe. `bytes_per_parameter` on the wire; `work` is multiply-adds of one picture (0: not known)."""
+    """One recipe. `bytes_per_parameter` on the wire; `work` is multiply-adds of one picture (0: not known).
+
+    branches: (total batch, epochs) of the collapses that leave the trunk and come on top of its epochs.
+    """
 
     name: str
     model: str
@@ -63,6 +66,7 @@ class Workload:
     evaluate_every_epochs: float = 1.0
     bucket_mb: float = 25.0
     algorithm: str = "backend"
+    branches: tuple[tuple[int, float], ...] = ()
 
     @property
     def gradient_bytes(self) -> int:
@@ -74,7 +78,7 @@ class Workload:
         return dataclasses.replace(self, stages=stages, ghost_batch=ghost_batch or self.ghost_batch)
 
     def updates_by_stage(self, epochs: float) -> list[tuple[int, int]]:
-        """(total batch, updates) of each stage, for a run of so many epochs."""
+        """(total batch, updates) of each stage and then of each branch, for a trunk of so many epochs."""
         counts, before = [], 0
         for index in range(1, len(self.stages.batch_totals) + 1):
             head = BatchStages(self.stages.from_epochs[:index], self.stages.batch_totals[:index])
@@ -83,6 +87,10 @@ class Workload:
             total = count_updates(head, self.ghost_batch, self.num_train, max(0, round(end * self.num_train)))
             counts.append((self.stages.batch_totals[index - 1], max(0, total - before)))
             before = max(before, total)
+        for batch_total, length in self.branches:
+            alone = BatchStages((0.0,), (batch_total,))
+            samples = round(length * self.num_train)
+            counts.append((batch_total, count_updates(alone, self.ghost_batch, self.num_train, samples)))
         return counts
 
 
@@ -145,11 +153,13 @@ def workload_from_config(config: Config, name: str, layers: tuple[Layer, ...] | 
         layers, work = model_layers(config.model.name)
         work *= (config.data.image_size / 224) ** 2
     num_train, num_val = _num_pictures(config)
+    stages, collapse = parse_stages(config.train.batch_total), config.collapse
+    at_epochs = collapse.at_epochs if collapse else ()
     return Workload(
         name=name,
         model=config.model.name,
         layers=layers,
-        stages=parse_stages(config.train.batch_total),
+        stages=stages,
         ghost_batch=config.train.ghost_batch,
         epochs=config.train.epochs,
         num_train=num_train,
@@ -159,6 +169,7 @@ def workload_from_config(config: Config, name: str, layers: tuple[Layer, ...] | 
         evaluate_every_epochs=config.train.evaluate_every_epochs or config.train.epochs,
         bucket_mb=config.comm.bucket_mb,
         algorithm=config.comm.algorithm,
+        branches=tuple((collapse.batch_total or stages.at(at), collapse.epochs) for at in at_epochs if collapse),
     )
 
 

@@ -56,6 +56,8 @@ def test_shipped_clusters_load_and_every_number_says_where_it_comes_from() -> No
         ('"16" = 26.0', '"0" = 26.0', "not a whole number above 0"),
         ("[compute]", "[computes]", "no measured step times"),
         ("workers_per_node = 4", "workers_per_node = [", "not valid TOML"),
+        ("relative_deviation = 0.01", "measured_ratios = [1.0]", "at least 2 numbers"),
+        ("relative_deviation = 0.01", "measured_ratios = [1.0, -1.0]", "more than 0"),
     ],
 )
 def test_mistakes_are_one_clear_line(old: str, new: str, words: str) -> None:

@@ -67,6 +67,12 @@ def test_jitter_does_not_shrink_with_the_batch() -> None:
     assert small == pytest.approx(math.hypot(0.01 * 0.026, 0.001) * expected_maximum(1024))
 
 
+def test_measured_scatter_replaces_the_law() -> None:
+    ratios = (1.0, 1.0, 1.0, 1.4)
+    measured = dataclasses.replace(laboratory(), straggler_ratios=ratios)
+    assert step_time(measured, workload(), TORUS, 32768).parts["stragglers"] == pytest.approx(0.0499 * (1.4 - 1.1))
+
+
 def test_a_ghost_too_large_for_the_workers_is_cut_and_told() -> None:
     load = workload(8192, 32)
     step = step_time(laboratory(), load, TORUS, 8192)

@@ -60,6 +60,15 @@ def test_updates_by_stage_are_the_engines(batch: int | str) -> None:
     assert sum(number for _, number in counts) == wanted
 
 
+def test_collapses_come_on_top() -> None:
+    load = workload_of("codreanu2017")
+    ((batch_total, epochs),) = load.branches
+    assert batch_total == 14336
+    assert epochs == pytest.approx(4.5, abs=0.01)
+    # The authors' files: 7638 iterations, then 402 of the collapse.
+    assert [number for _, number in load.updates_by_stage(load.epochs)] == [7638, 402]
+
+
 def test_a_recipe_becomes_a_workload() -> None:
     load = workload_of("demo", ["model.name=resnet18", "comm.wire=bf16"])
     assert (load.num_train, load.num_val, load.ghost_batch) == (60_000, 10_000, 64)
