@@ -91,3 +91,21 @@ def bench_step(
                 )
             print(f"  backward pass {times.backward_share:.0%} of a step")
     raise typer.Exit(code)
+
+
+@app.command(
+    "optimizer",
+    epilog="Examples: `megabatch bench optimizer` - `megabatch bench optimizer --model resnet20 --threads 2`",
+)
+def bench_optimizer(
+    model: Annotated[str, typer.Option(help="A network whose parameters are updated.")] = "resnet50",
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds that count; each times every optimiser once.")] = 15,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of a CPU.")] = 1,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Time one step of LARS and RMSprop warm-up over a network's parameters, against torch's SGD and a plain loop."""
+    from megabatch.train.optimizer_bench import bench_steps, result_lines
+
+    result = bench_steps(model, rounds, threads)
+    print(json.dumps(result) if as_json else "\n".join(result_lines(result)))

@@ -14,14 +14,15 @@ and published code disagrees about where it enters. With d = g + weight_decay * 
 They agree at a constant rate and trust, and differ in warm-up and decay: settings tuned for one rule are not settings
 for another. Groups marked `lars=False` (see `parameter_groups`: batch-norm and biases) take the same step with trust 1.
 
-Norms and ratios are computed in fp32 (fp64 for fp64 parameters) and stay on the device: nothing waits for them.
+Norms and ratios are computed in fp32 (fp64 for fp64 parameters). On an accelerator they are batched over all parameters
+and stay on the device: nothing waits for them. On a CPU parameters are visited one by one, see `one_pass`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import groupby
-from typing import Any, Literal, cast, get_args, overload
+from typing import Any, Literal, get_args, overload
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ from torch import Tensor
 from megabatch.errors import ConfigError
 from megabatch.optim.checks import check_not_negative, gradients_of
 from megabatch.optim.groups import decayed_group
+from megabatch.optim.one_pass import momentum_in_one_pass, same_layout, trust_on_host
 
 __all__ = ["LARS", "Rule", "trust_ratios"]
 
@@ -112,20 +114,24 @@ class LARS(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            params = sorted((p for p in group["params"] if p.grad is not None), key=_kind)
-            for _, same_kind in groupby(params, key=_kind):
+            batched: list[Tensor] = []
+            one_by_one = not isinstance(group["lr"], Tensor) and group["momentum"] > 0
+            with_gradient = [p for p in group["params"] if p.grad is not None]
+            for p, g in zip(with_gradient, gradients_of(with_gradient, "LARS"), strict=True):
+                if "momentum_buffer" not in self.state[p]:
+                    self.state[p]["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+                if one_by_one and same_layout(p, g, self.state[p]["momentum_buffer"]):
+                    _update_on_cpu(group, p, g, self.state[p]["momentum_buffer"])
+                else:
+                    batched.append(p)
+            for _, same_kind in groupby(sorted(batched, key=_kind), key=_kind):
                 self._update(group, list(same_kind))
         return loss
 
     def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        """One update of parameters of one device and precision."""
+        """One update of parameters of one device and precision, batched."""
         grads = gradients_of(params, "LARS")
-        buffers = []
-        for p in params:
-            state = self.state[p]
-            if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
-            buffers.append(cast(Tensor, state["momentum_buffer"]))
+        buffers: list[Tensor] = [self.state[p]["momentum_buffer"] for p in params]
         trust = None
         if group["lars"]:
             trust = trust_ratios(params, grads, group["weight_decay"], group["trust_coefficient"], group["eps"])
@@ -152,6 +158,34 @@ def trust_ratios(
     return torch.where((weight_norms > 0) & (gradient_norms > 0), ratios, 1.0)
 
 
+def _update_on_cpu(group: dict[str, Any], parameter: Tensor, gradient: Tensor, buffer: Tensor) -> None:
+    """One update of one parameter that lies on the CPU."""
+    lr, weight_decay = group["lr"], group["weight_decay"]
+    trust = 1.0
+    if group["lars"]:
+        trust = trust_on_host(parameter, gradient, weight_decay, group["trust_coefficient"], group["eps"])
+        if group["clip"]:
+            trust = min(trust / lr, 1.0) if lr else 1.0
+    inner, outer = _inner_and_outer(group["rule"], lr, trust)
+    momentum_in_one_pass(
+        parameter,
+        gradient,
+        buffer,
+        inner=inner,
+        outer=outer,
+        momentum=group["momentum"],
+        weight_decay=weight_decay,
+        nesterov=group["nesterov"],
+    )
+
+
+def _inner_and_outer(rule: Rule, lr: Any, trust: Any) -> tuple[Any, Any]:
+    """What multiplies the gradient on its way into the momentum, and the momentum on its way into the weights."""
+    if rule == "paper":
+        return lr * trust, 1.0
+    return (trust, lr) if rule == "trust_inside" else (1.0, lr * trust)
+
+
 def _kind(tensor: Tensor) -> tuple[str, str]:
     return str(tensor.device), str(tensor.dtype)
 
@@ -160,10 +194,8 @@ def _momentum_step(
     group: dict[str, Any], params: list[Tensor], grads: list[Tensor], buffers: list[Tensor], trust: Tensor | None
 ) -> None:
     """v = momentum * v + inner * (g + weight_decay * w), then w -= outer * v, with inner and outer as the rule says."""
-    lr, momentum, weight_decay = group["lr"], group["momentum"], group["weight_decay"]
-    by_trust = 1.0 if trust is None else trust
-    inner = {"paper": lr * by_trust, "trust_inside": by_trust, "trust_outside": 1.0}[group["rule"]]
-    outer = {"paper": 1.0, "trust_inside": lr, "trust_outside": lr * by_trust}[group["rule"]]
+    momentum, weight_decay = group["momentum"], group["weight_decay"]
+    inner, outer = _inner_and_outer(group["rule"], group["lr"], 1.0 if trust is None else trust)
     torch._foreach_mul_(buffers, momentum)
     if group["nesterov"]:
         moves = list(torch._foreach_mul(grads, _each(inner, grads)))

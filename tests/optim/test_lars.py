@@ -52,8 +52,13 @@ def tensors(seed: int, scale: float = 1.0) -> list[Tensor]:
     return [torch.randn(shape, generator=generator) * scale for shape in SHAPES]
 
 
-def run_both(rule: Rule, dtype: torch.dtype, groups: int, **options: Any) -> list[tuple[Tensor, Array]]:
-    """The weights after all rates, ours and the reference's; the last group is marked as skipped."""
+def run_both(
+    rule: Rule, dtype: torch.dtype, groups: int, batched: bool = False, **options: Any
+) -> list[tuple[Tensor, Array]]:
+    """The weights after all rates, ours and the reference's; the last group is marked as skipped.
+
+    `batched` takes the way of accelerators: a rate in a tensor is not read on the host.
+    """
     params = [nn.Parameter(t.to(dtype)) for t in tensors(0)]
     params[3].data.zero_()  # a weight of norm zero
     skipped = params[1:2] if groups == 2 else []
@@ -68,7 +73,7 @@ def run_both(rule: Rule, dtype: torch.dtype, groups: int, **options: Any) -> lis
         if number == 1:
             grads[0].zero_()  # a gradient of norm zero
         for group in optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = torch.tensor(lr, dtype=torch.float64) if batched else lr
         for p, g in zip(params, grads, strict=True):
             p.grad = g.to(dtype)
         optimizer.step()
@@ -89,11 +94,12 @@ def run_both(rule: Rule, dtype: torch.dtype, groups: int, **options: Any) -> lis
 
 
 @pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("batched", [False, True], ids=["one by one", "batched"])
 @pytest.mark.parametrize("options", [{}, {"nesterov": True}, {"clip": True}, {"eps": 0.3}], ids=str)
-def test_every_rule_follows_its_float64_reference(rule: Rule, options: dict[str, Any]) -> None:
-    for ours, theirs in run_both(rule, torch.float64, 2, **options):
+def test_every_rule_follows_its_float64_reference(rule: Rule, batched: bool, options: dict[str, Any]) -> None:
+    for ours, theirs in run_both(rule, torch.float64, 2, batched, **options):
         np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-9, atol=1e-12)
-    for ours, theirs in run_both(rule, torch.float32, 1, **options):
+    for ours, theirs in run_both(rule, torch.float32, 1, batched, **options):
         np.testing.assert_allclose(ours.double().numpy(), theirs, rtol=2e-4, atol=2e-5)
 
 
@@ -168,10 +174,16 @@ class NoLookAtValues(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_step_never_waits_for_the_device(rule: Rule) -> None:
+@pytest.mark.parametrize("where", ["meta", "cpu"])
+def test_a_step_never_waits_for_the_device(rule: Rule, where: str) -> None:
+    """A tensor on the meta device has no value that could be read; on the CPU a rate in a tensor is not read either."""
     model, _ = twins()
-    optimizer = LARS(parameter_groups(model), 0.1, weight_decay=1e-4, rule=rule, clip=True, nesterov=True)
-    train(model, optimizer, (0.1,))
+    model.to(where)
+    rate = 0.1 if where == "meta" else torch.tensor(0.1)
+    optimizer = LARS(parameter_groups(model), rate, weight_decay=1e-4, rule=rule, clip=True, nesterov=True)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
     with NoLookAtValues():  # type: ignore[no-untyped-call]
         optimizer.step()
     with pytest.raises(AssertionError, match="waits for the device"), NoLookAtValues():  # type: ignore[no-untyped-call]

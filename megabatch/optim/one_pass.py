@@ -1,0 +1,71 @@
+"""Momentum SGD on CPUs in one pass over memory, one parameter after the other while it is in the cache.
+
+On a CPU an optimiser's time is the time to move 3 to 5 numbers a weight through memory. Operations over whole lists of
+tensors (`torch._foreach_*`, right for accelerators) move each of them several times, torch's fused SGD kernel once.
+That kernel cannot scale a gradient, so a scaled one is put into a small scratch buffer, block by block. Reading a norm
+on the host costs nothing here: there is no device to wait for.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["momentum_in_one_pass", "same_layout", "trust_on_host"]
+
+_BLOCK = 1 << 19  # numbers; 2 MB of fp32, measured best of 32 Ki to 1 Mi on a core with 1 MB of L2 and 32 MB of L3
+
+
+def same_layout(*tensors: Tensor) -> bool:
+    """Whether tensors lie on the CPU in fp32 or fp64, dense and in the same order, so that flat views correspond."""
+    first = tensors[0]
+    if first.device.type != "cpu" or first.dtype not in (torch.float32, torch.float64):
+        return False
+    dense = first.is_contiguous() or (first.dim() == 4 and first.is_contiguous(memory_format=torch.channels_last))
+    return dense and all(t.dtype == first.dtype and t.stride() == first.stride() for t in tensors)
+
+
+def trust_on_host(
+    parameter: Tensor, gradient: Tensor, weight_decay: float, trust_coefficient: float, eps: float
+) -> float:
+    """The trust ratio of one parameter as a number; 1 where a norm is zero."""
+    weight_norm: float = torch.linalg.vector_norm(parameter).item()
+    gradient_norm: float = torch.linalg.vector_norm(gradient).item()
+    if not (weight_norm > 0 and gradient_norm > 0):
+        return 1.0
+    return trust_coefficient * weight_norm / (gradient_norm + weight_decay * weight_norm + eps)
+
+
+def momentum_in_one_pass(
+    parameter: Tensor,
+    gradient: Tensor,
+    buffer: Tensor,
+    *,
+    inner: float,
+    outer: float,
+    momentum: float,
+    weight_decay: float,
+    nesterov: bool,
+) -> None:
+    """v = momentum * v + inner * (g + weight_decay * w), then w -= outer * v.
+
+    Tensors must have the `same_layout`, momentum must be above 0: without one the kernel keeps no velocity.
+    """
+    flat = [torch.as_strided(t, (t.numel(),), (1,)) for t in (parameter, gradient, buffer)]
+    scratch = None if inner == 1.0 else torch.empty(min(_BLOCK, gradient.numel()), dtype=gradient.dtype)
+    for weights, gradients, velocities in zip(*(t.split(_BLOCK) for t in flat), strict=True):
+        scaled = gradients
+        if scratch is not None:
+            scaled = torch.mul(gradients, inner, out=scratch[: gradients.numel()])
+        torch._fused_sgd_(
+            [weights],
+            [scaled],
+            [velocities],
+            weight_decay=inner * weight_decay,
+            momentum=momentum,
+            lr=outer,
+            dampening=0.0,
+            nesterov=nesterov,
+            maximize=False,
+            is_first_step=False,
+        )
