@@ -115,15 +115,20 @@ class LARS(torch.optim.Optimizer):
                 loss = closure()
         for group in self.param_groups:
             batched: list[Tensor] = []
+            together: list[tuple[Tensor, Tensor, Tensor]] = []
             one_by_one = not isinstance(group["lr"], Tensor) and group["momentum"] > 0
             with_gradient = [p for p in group["params"] if p.grad is not None]
             for p, g in zip(with_gradient, gradients_of(with_gradient, "LARS"), strict=True):
                 if "momentum_buffer" not in self.state[p]:
                     self.state[p]["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
-                if one_by_one and same_layout(p, g, self.state[p]["momentum_buffer"]):
-                    _update_on_cpu(group, p, g, self.state[p]["momentum_buffer"])
-                else:
+                on_cpu = (p, g, self.state[p]["momentum_buffer"])
+                if not one_by_one or not same_layout(*on_cpu):
                     batched.append(p)
+                elif group["lars"]:
+                    _update_on_cpu(group, [on_cpu], _trust_on_cpu(group, p, g))
+                else:
+                    together.append(on_cpu)
+            _update_on_cpu(group, together, trust=1.0)
             for _, same_kind in groupby(sorted(batched, key=_kind), key=_kind):
                 self._update(group, list(same_kind))
         return loss
@@ -158,25 +163,30 @@ def trust_ratios(
     return torch.where((weight_norms > 0) & (gradient_norms > 0), ratios, 1.0)
 
 
-def _update_on_cpu(group: dict[str, Any], parameter: Tensor, gradient: Tensor, buffer: Tensor) -> None:
-    """One update of one parameter that lies on the CPU."""
-    lr, weight_decay = group["lr"], group["weight_decay"]
-    trust = 1.0
-    if group["lars"]:
-        trust = trust_on_host(parameter, gradient, weight_decay, group["trust_coefficient"], group["eps"])
-        if group["clip"]:
-            trust = min(trust / lr, 1.0) if lr else 1.0
-    inner, outer = _inner_and_outer(group["rule"], lr, trust)
-    momentum_in_one_pass(
-        parameter,
-        gradient,
-        buffer,
-        inner=inner,
-        outer=outer,
-        momentum=group["momentum"],
-        weight_decay=weight_decay,
-        nesterov=group["nesterov"],
-    )
+def _trust_on_cpu(group: dict[str, Any], parameter: Tensor, gradient: Tensor) -> float:
+    settings = (group["weight_decay"], group["trust_coefficient"], group["eps"])
+    trust = trust_on_host(parameter, gradient, *settings)
+    if group["clip"]:
+        return min(trust / group["lr"], 1.0) if group["lr"] else 1.0
+    return trust
+
+
+def _update_on_cpu(group: dict[str, Any], tensors: list[tuple[Tensor, Tensor, Tensor]], trust: float) -> None:
+    """One update of (parameter, gradient, momentum)s that lie on the CPU and have one trust ratio."""
+    inner, outer = _inner_and_outer(group["rule"], group["lr"], trust)
+    kinds = groupby(sorted(tensors, key=lambda one: _kind(one[0])), key=lambda one: _kind(one[0]))
+    for _, same_kind in kinds:
+        params, grads, buffers = (list(some) for some in zip(*same_kind, strict=True))
+        momentum_in_one_pass(
+            params,
+            grads,
+            buffers,
+            inner=inner,
+            outer=outer,
+            momentum=group["momentum"],
+            weight_decay=group["weight_decay"],
+            nesterov=group["nesterov"],
+        )
 
 
 def _inner_and_outer(rule: Rule, lr: Any, trust: Any) -> tuple[Any, Any]:

@@ -32,7 +32,7 @@ class LoopLARS(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "lars": True})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Make one update."""
         for group in self.param_groups:
             decay = group["weight_decay"] * group.get("decay_factor", 1.0)

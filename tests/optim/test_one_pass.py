@@ -26,7 +26,7 @@ def test_it_is_the_formula(inner: float, nesterov: bool, channels_last: bool, mo
     velocity = 0.9 * v + move
     weights = w - 0.5 * (move + 0.9 * velocity if nesterov else velocity)
     gradient = g.clone()
-    momentum_in_one_pass(w, g, v, inner=inner, outer=0.5, momentum=0.9, weight_decay=0.01, nesterov=nesterov)
+    momentum_in_one_pass([w], [g], [v], inner=inner, outer=0.5, momentum=0.9, weight_decay=0.01, nesterov=nesterov)
     torch.testing.assert_close(w, weights, rtol=1e-12, atol=1e-14)
     torch.testing.assert_close(v, velocity, rtol=1e-12, atol=1e-14)
     assert torch.equal(g, gradient), "the gradient belongs to the user"
@@ -49,3 +49,28 @@ def test_the_trust_ratio() -> None:
     assert trust_on_host(weight, gradient, 0.2, 0.01, 1.0) == pytest.approx(0.01 * 5 / (10 + 0.2 * 5 + 1))
     assert trust_on_host(weight * 0, gradient, 0.2, 0.01, 0.0) == 1.0
     assert trust_on_host(weight, gradient * 0, 0.2, 0.01, 0.0) == 1.0
+
+
+def test_small_ones_go_together_and_large_ones_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_pass, "_BLOCK", 10)
+    sizes = (4, 5, 2, 23, 10, 1, 9, 1)
+    lists = [[random(size, seed=10 * kind + size) for size in sizes] for kind in range(3)]
+    blocks = list(one_pass._blocks(*lists))
+    assert [[part.numel() for part in block[0]] for block in blocks] == [
+        [4, 5],
+        [10],
+        [10],
+        [3],
+        [2],
+        [10],
+        [1, 9],
+        [1],
+    ]
+    expected = []
+    for w, g, v in zip(*lists, strict=True):
+        velocity = 0.9 * v + 0.3 * (g + 0.01 * w)
+        expected.append((w - 0.5 * velocity, velocity))
+    momentum_in_one_pass(*lists, inner=0.3, outer=0.5, momentum=0.9, weight_decay=0.01, nesterov=False)
+    for w, v, (weights, velocity) in zip(lists[0], lists[2], expected, strict=True):
+        torch.testing.assert_close(w, weights, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(v, velocity, rtol=1e-12, atol=1e-14)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
+from megabatch.train.checkpoint import read_checkpoint
 from tests.ranks import RankFailureError
 from tests.system.runs import losses_of, rows_of, train_on_ranks
 
@@ -48,3 +53,28 @@ def test_gradients_that_are_not_finite_leave_the_last_good_checkpoint(method: tu
         train_on_ranks(2, tmp_path / "run", rates, *limit, *method)
     assert [row["applied"] for row in rows_of(tmp_path / "run")] == [1, 1, 1, 0, 0]
     assert (tmp_path / "run" / "checkpoints" / "last").resolve().name == "step-00000003.pt"
+
+
+def floating_tensors(node: Any) -> Iterator[Tensor]:
+    if isinstance(node, Tensor):
+        if node.is_floating_point():
+            yield node
+    elif isinstance(node, dict | list | tuple):
+        for one in node.values() if isinstance(node, dict) else node:
+            yield from floating_tensors(one)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize("method", [LARS, RMSPROP], ids=["lars", "rmsprop_warmup"])
+def test_half_precision_keeps_weights_momentum_and_statistics_in_fp32(
+    method: tuple[str, ...], precision: str, tmp_path: Path
+) -> None:
+    train_on_ranks(1, tmp_path / "full", *HALF, *method)
+    train_on_ranks(1, tmp_path / "half", *HALF, *method, f"train.precision={precision}")
+    assert losses_of(tmp_path / "half") == pytest.approx(losses_of(tmp_path / "full"), rel=5e-2)
+    assert losses_of(tmp_path / "half") != losses_of(tmp_path / "full")
+    state = read_checkpoint(tmp_path / "half" / "checkpoints" / "last")
+    tensors = list(floating_tensors(state))
+    assert len(tensors) > 40
+    assert all(tensor.dtype in (torch.float32, torch.float64) for tensor in tensors)
+    assert all(tensor.isfinite().all() for tensor in tensors)
