@@ -86,7 +86,7 @@ def paper_rows() -> list[dict[str, Any]]:
         ("Akiba, 1024 P100, 32K", 896.6, "training", ("akiba2017", "mn1", 1024, ("ring",), None, 32768, ())),
         (
             "Codreanu, 448 Skylake, collapse",
-            3900.0,
+            3720.0,
             "training",
             ("codreanu2017", "stampede2", 896, cpu, None, None, ()),
         ),

@@ -1,7 +1,8 @@
 """Closing the loop: what a plan said beside what the run that followed it measured, part by part.
 
-Per update the run measures compute, communication and waiting for data, as means over workers. A worker that waits for
-a slower one waits inside the all-reduce, so the plan's stragglers are compared together with its exposed communication.
+Per update the run measures compute, communication and waiting for data, as means over workers. A worker that waits
+for a slower one waits inside the all-reduce, so the plan's stragglers are compared together with its exposed
+communication.
 """
 
 from __future__ import annotations

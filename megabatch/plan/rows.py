@@ -29,6 +29,7 @@ _FRAMEWORK = re.compile(r"fjmxnet|mxnet|tensorflow|mindspore|paddlepaddle|pytorc
 _NODES = (re.compile(r"_n(\d+)(?:_|$)"), re.compile(r"^(\d+)x"), re.compile(r"^(\d+)-nodes?"))
 _COUNTS = re.compile(r"^\d+(-nodes?-\d+s-|x|(?=r\d))|[_-]n\d+(?=_|$)|(?<=tpu-v\d)-\d+|(?<=modelarts)_\d+")
 """What in a name counts machines: without it the names of one chassis are alike."""
+_GPU = re.compile(r"[avhplbtk]\d{1,3}(?!\d|fx)|gh\d+|mi\d+|rtx|dgx|geforce|titan")
 _SAME_RUN = 0.05
 
 
@@ -55,7 +56,7 @@ class Row:
         """ "tpu", "gpu" or "other"."""
         if self.accelerator.startswith("tpu"):
             return "tpu"
-        return "gpu" if re.match(r"(a|v|h|p)\d+|rtx|dgx", self.accelerator) else "other"
+        return "gpu" if _GPU.match(self.accelerator) else "other"
 
     @property
     def framework(self) -> str:

@@ -52,9 +52,7 @@ def print_validation(validation: Validation, console: Console | None = None) -> 
     """Errors by row and by group."""
     out = console or Console(highlight=False, soft_wrap=True)
     data = validation.as_data()
-    table = Table(
-        "system", "workers", "batch", "ms", "predicted [80 %]", "error", "in", box=None, padding=(0, 1), pad_edge=False
-    )
+    table = Table("system", "workers", "batch", "ms", "predicted [80 %]", "error", "in", box=None, padding=(0, 1, 0, 0))
     for column in table.columns:
         column.no_wrap = True
     for column in table.columns[1:6]:
@@ -63,7 +61,7 @@ def print_validation(validation: Validation, console: Console | None = None) -> 
         if row.rule != "larger":
             continue
         table.add_row(
-            row.row if len(row.row) <= 28 else f"{row.row[:25]}...",
+            row.row if len(row.row) <= 27 else f"{row.row[:25]}..",
             f"{row.workers:,}",
             f"{row.local_batch:g}",
             f"{row.measured_ms:.1f}",

@@ -7,8 +7,9 @@
              from itself
     pairs    two rows of one family, stack and local batch: the larger from the smaller alone (the network only)
 
-`median_error` and `max_error` are of GPU rows under `larger` that their own stack calibrates. `coverage` is the
-part of all predicted rows under `larger`, whatever the evidence and kind, that the 80 % interval holds.
+`median_error` and `max_error` are of GPU rows under `larger` that their own stack calibrates (without any: of all
+under `larger`, then of `others`; `headline` says which). `coverage` is the part of all predicted rows under
+`larger`, whatever the evidence and kind, that the 80 % interval holds.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ __all__ = ["CALIBRATED_WORKERS", "RowResult", "Validation", "summarise", "valida
 
 CALIBRATED_WORKERS = 64
 _OWN = ("same system", "same stack")
+_HEADLINES = ("larger, GPU, own stack", "larger, all")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +73,14 @@ class Validation:
             "others, own stack": [r for r in self.results if r.rule == "others" and r.evidence in _OWN],
             "pairs": [r for r in self.results if r.rule == "pairs"],
         }
+        # A table of other systems has other rows to speak of.
+        headline = next(name for name in (*_HEADLINES, "others") if groups[name] or name == "others")
+        covered = larger or groups["others"]
         return {
             "rule": __doc__.split("\n\n")[1] if __doc__ else "",
-            **{key: value for key, value in summarise(gpu).items() if key != "coverage"},
-            "coverage": summarise(larger)["coverage"],
+            "headline": headline,
+            **{key: value for key, value in summarise(groups[headline]).items() if key != "coverage"},
+            "coverage": summarise(covered)["coverage"],
             "groups": {name: summarise(results) for name, results in groups.items()},
             "rows": [asdict(result) for result in self.results],
             "refused": list(self.refused),

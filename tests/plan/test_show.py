@@ -31,7 +31,7 @@ def test_a_validation_shows_rows_and_groups(tmp_path: Path) -> None:
     console = Console(width=120, soft_wrap=True, file=io.StringIO())
     print_validation(validate_rows(written(tmp_path, 20.8)), console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "nvidia 2.0 dgxa100_n64_mxnet" in text
+    assert "nvidia 2.0 dgxa100_n64_mx" in text
     assert "larger, GPU, own stack" in text
     assert "not predicted" in text
 

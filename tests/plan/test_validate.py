@@ -46,6 +46,15 @@ def test_what_json_prints(tmp_path: Path) -> None:
     assert {row["rule"] for row in data["rows"]} == {"larger", "others", "pairs"}
 
 
+def test_a_table_without_large_gpu_systems_speaks_of_what_it_has(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("\n".join((HEAD, *LINES[:2])) + "\n", encoding="utf-8")
+    data = validate_rows(path).as_data()
+    assert data["headline"] == "others"
+    assert data["num_rows"] == 2
+    assert data["coverage"] is not None
+
+
 def test_nothing_to_predict_is_told(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text(f"{HEAD}\n{LINES[3]}\n", encoding="utf-8")
