@@ -8,10 +8,12 @@ rank.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -50,6 +52,7 @@ class ProcessGrid:
         reason: str = "as given",
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
         store: Store | None = None,
+        build: str = "",
     ) -> None:
         self.shape = shape
         self.rank = rank
@@ -60,6 +63,7 @@ class ProcessGrid:
         self._groups = [*groups, None]  # the last one, index WORLD, is made when first asked for
         self.kept: dict[Any, Any] = {}
         self._store = store
+        self._build = build
         self._calls = itertools.count()
         self._failure: str | None = None
         self._failing = threading.Lock()
@@ -99,7 +103,7 @@ class ProcessGrid:
             wanted = wanted or parse_grid(chosen, axis_names)
         assert wanted is not None
         wanted.check_fits(world_size)
-        groups = [_axis_group(wanted, rank, axis, timeout_seconds) for axis in range(len(wanted.sizes))]
+        groups = [_axis_group(wanted, rank, axis, timeout_seconds, prefix) for axis in range(len(wanted.sizes))]
         return cls(
             wanted,
             rank,
@@ -108,6 +112,7 @@ class ProcessGrid:
             reason=reason,
             timeout_seconds=timeout_seconds,
             store=PrefixStore("failures", store),
+            build=prefix,
         )
 
     @property
@@ -143,8 +148,9 @@ class ProcessGrid:
             ranks = range(self.world_size)
             default = dist.group.WORLD
             assert default is not None
-            own = _new_group(ranks, "world", self.timeout_seconds) if uses_gloo(default) else default
-            self._groups[WORLD] = own
+            own = uses_gloo(default)
+            made = _new_group(ranks, "world", self.timeout_seconds, self._build) if own else default
+            self._groups[WORLD] = made
         group = self._groups[axis]
         assert group is not None, f"axis {axis} of grid {self.shape.text} has a single rank and no group"
         return group
@@ -189,21 +195,22 @@ def _as_shape(shape: str | Sequence[int] | GridShape | None, names: Sequence[str
     return parse_grid(shape, names) if isinstance(shape, str) else GridShape(tuple(shape), tuple(names))
 
 
-def _axis_group(shape: GridShape, rank: int, axis: int, timeout_seconds: float) -> dist.ProcessGroup | None:
+def _axis_group(shape: GridShape, rank: int, axis: int, timeout_seconds: float, build: str) -> dist.ProcessGroup | None:
     """The group along one axis; all ranks take the axes in the same order, so none wait crosswise."""
     if shape.sizes[axis] == 1:
         return None
-    return _new_group(shape.axis_ranks(rank, axis), shape.names[axis], timeout_seconds)
+    return _new_group(shape.axis_ranks(rank, axis), shape.names[axis], timeout_seconds, build)
 
 
-def _new_group(ranks: Sequence[int], name: str, timeout_seconds: float) -> dist.ProcessGroup:
+def _new_group(ranks: Sequence[int], name: str, timeout_seconds: float, build: str) -> dist.ProcessGroup:
     try:
-        group: dist.ProcessGroup = dist.new_group(
-            list(ranks),
-            timeout=timedelta(seconds=timeout_seconds),
-            use_local_synchronization=True,
-            group_desc=f"megabatch {name}",
-        )
+        with _group_named(f"{build} {name} {list(ranks)}"):
+            group: dist.ProcessGroup = dist.new_group(
+                list(ranks),
+                timeout=timedelta(seconds=timeout_seconds),
+                use_local_synchronization=True,
+                group_desc=f"megabatch {name}",
+            )
     except RuntimeError as error:
         shown = ", ".join(str(rank) for rank in ranks[:8]) + (", ..." if len(ranks) > 8 else "")
         raise LaunchError(
@@ -211,6 +218,23 @@ def _new_group(ranks: Sequence[int], name: str, timeout_seconds: float) -> dist.
             f"({str(error).splitlines()[0]}); look at their logs and at the network between them"
         ) from error
     return group
+
+
+@contextmanager
+def _group_named(text: str) -> Iterator[None]:
+    """Within this block torch calls a new group after `text`.
+
+    By itself torch names a group after its ranks and the number of groups that now exist. A grid built after another
+    was closed would get that one's names, and find its dead addresses in the job's store; and ranks that hold different
+    numbers of groups would wait under different names.
+    """
+    name = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+    torch_names = dist.distributed_c10d._process_group_name
+    dist.distributed_c10d._process_group_name = lambda *_, **__: name
+    try:
+        yield
+    finally:
+        dist.distributed_c10d._process_group_name = torch_names
 
 
 def uses_gloo(group: dist.ProcessGroup) -> bool:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from megabatch.comm.allreduce import all_reduce
 from megabatch.comm.grid import ProcessGrid, _axis_group, uses_gloo
 from megabatch.comm.phases import WORLD
 from megabatch.comm.rollcall import Note
@@ -44,6 +45,25 @@ def _describe(rank: int) -> dict[str, Any]:
     grid.close()
     facts["problems"] = [_error("4x2", rank), _error("2x3" if rank else "3x2", rank)]
     return facts
+
+
+def _build_again_and_again(rank: int) -> list[float]:
+    sums = []
+    for build in range(3):
+        if rank == 1:  # a group of its own, which the others do not count
+            dist.new_group([1], use_local_synchronization=True)
+        grid = ProcessGrid.build("2x2", timeout_seconds=20)
+        told = torch.full((5,), float(rank + build))
+        all_reduce(told, grid, "torus")
+        all_reduce(told, grid, "ring")  # over a group of the whole world
+        sums.append(float(told[4]))
+        grid.close()
+    return sums
+
+
+def test_a_closed_grid_can_be_built_again() -> None:
+    for sums in run_ranks(4, _build_again_and_again):
+        assert sums == [4.0 * (0 + 1 + 2 + 3 + 4 * build) for build in range(3)]
 
 
 def _error(shape: str, rank: int) -> str:
