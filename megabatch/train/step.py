@@ -121,14 +121,15 @@ def train_update(
     loss_scale = bench.scaler.get_scale()
     bench.scaler.unscale_(bench.optimizer)
     gradients = [p.grad for p in bench.ddp.parameters() if p.grad is not None]
-    gradient_norm = get_total_norm(gradients, foreach=True).double()
+    own_norm = get_total_norm(gradients, foreach=True).double()
     watch.expose(bench.exposed.seconds() if size > 1 else 0.0)
     totals = torch.stack(
         [
             loss_sum,
             num_correct,
-            (~torch.isfinite(gradient_norm)).double(),
+            (~torch.isfinite(own_norm)).double(),
             torch.tensor(float(stop_wanted), dtype=torch.float64, device=bench.device),
+            own_norm,  # hosts with other processors or threads may differ in the last bit, decisions must not
             *torch.tensor([watch.seconds[part] for part in _SHARED], dtype=torch.float64).to(bench.device),
         ]
     )
@@ -136,7 +137,8 @@ def train_update(
         totals = torch.cat([totals, noise.local_sums()])  # no all-reduce of their own
     if size > 1:
         dist.all_reduce(totals)
-    loss_total, correct_total, num_not_finite, stop_total, *others = totals.tolist()
+    loss_total, correct_total, num_not_finite, stop_total, norm_total, *others = totals.tolist()
+    gradient_norm = norm_total / size
     seconds = {part: total / size for part, total in zip(_SHARED, others, strict=False)}
     sums = others[len(_SHARED) :]
     finite = num_not_finite == 0  # on every worker
@@ -147,7 +149,7 @@ def train_update(
     else:
         bench.statistics.forget_bad_update()
     if noise is not None and finite:
-        noise.observe(sums, gradient_norm.item() ** 2, loss_scale)
+        noise.observe(sums, gradient_norm**2, loss_scale)
     bench.scaler.update()
     watch.lap("optimizer")
     watch.end()
@@ -155,7 +157,7 @@ def train_update(
     return UpdateResult(
         loss=loss_total / update.num_samples,
         top1=correct_total / update.num_samples,
-        gradient_norm=gradient_norm.item(),
+        gradient_norm=gradient_norm,
         applied=finite,
         stop_wanted=stop_total > 0,
         noise=noise.average.sample() if noise is not None and noise.measuring and finite else None,

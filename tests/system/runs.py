@@ -44,10 +44,10 @@ def small_config(*overrides: str) -> Config:
 
 def train_on_ranks(num_ranks: int, folder: Path, *overrides: str, resume: bool = False) -> dict[str, Any]:
     """Train the small recipe on real ranks and return rank 0's summary."""
-    return run_ranks(num_ranks, _train_one, num_ranks, str(folder), overrides, resume, timeout_seconds=90)[0]
+    return run_ranks(num_ranks, train_one, num_ranks, str(folder), overrides, resume, timeout_seconds=90)[0]
 
 
-def _train_one(rank: int, num_ranks: int, folder: str, overrides: tuple[str, ...], resume: bool) -> dict[str, Any]:
+def train_one(rank: int, num_ranks: int, folder: str, overrides: tuple[str, ...], resume: bool) -> dict[str, Any]:
     world = World(rank, num_ranks, rank, num_ranks, "torchrun", "127.0.0.1", 0)
     config = small_config(*overrides)
     return train(config, world, torch.device("cpu"), Path(folder), near_square(num_ranks), resume)

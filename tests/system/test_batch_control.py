@@ -9,8 +9,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.nn.utils import get_total_norm
 
-from tests.system.runs import losses_of, rows_of, train_on_ranks
+from megabatch.schedule.adaptive import AdaptiveBatch
+from megabatch.schedule.noise import NoiseSample
+from megabatch.train import step
+from tests.ranks import run_ranks
+from tests.system.runs import losses_of, rows_of, train_on_ranks, train_one
 
 CHECKPOINTS = "checkpoint.every_updates=2"
 STAGES = (
@@ -102,6 +107,29 @@ def test_the_batch_grows_by_measurement_and_the_rate_with_it(adaptive: Path) -> 
 def test_adaptive_growth_is_resumed_between_decision_and_effect(adaptive: Path, tmp_path: Path) -> None:
     # 8: patience half used up; 11: decided, not yet in effect; 14: in effect.
     same_run(interrupted(tmp_path / "run", ADAPTIVE, (8, 11, 14)), adaptive)
+
+
+def train_with_uneven_norms(rank: int, folder: str) -> list[list[float]]:
+    """A host with another processor may sum a gradient's norm in another order; here it is off by far more."""
+    decided: list[list[float]] = []
+    observe = AdaptiveBatch.observe
+
+    def noted(adaptive: AdaptiveBatch, epoch: float, average: NoiseSample | None) -> None:
+        observe(adaptive, epoch, average)
+        if average is not None:
+            decided.append([average.noise, average.signal])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AdaptiveBatch, "observe", noted)
+        patch.setattr(step, "get_total_norm", lambda *args, **options: get_total_norm(*args, **options) * (1 + rank))
+        train_one(rank, 2, folder, (*ADAPTIVE, "train.max_updates=4"), False)
+    return decided
+
+
+def test_all_workers_decide_from_the_same_numbers(tmp_path: Path) -> None:
+    one, other = run_ranks(2, train_with_uneven_norms, str(tmp_path / "run"))
+    assert one
+    assert one == other
 
 
 @pytest.mark.slow
