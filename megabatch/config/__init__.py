@@ -24,6 +24,8 @@ from megabatch.config.promise import Promise
 from megabatch.config.section import Section
 from megabatch.config.train import TrainConfig
 from megabatch.schedule.batch import parse_stages
+from megabatch.schedule.noise import noise_keeping_momentum
+from megabatch.schedule.pieces import smallest_value
 
 __all__ = [
     "AdaptiveConfig",
@@ -66,6 +68,8 @@ class Config(Section):
     def _sections_fit(self) -> Config:
         train, totals = self.train, parse_stages(self.train.batch_total).batch_totals
         self.batch_control.check_fits(totals[0], len(totals), train.ghost_batch)
+        if self.batch_control.noise == "momentum":  # refused here rather than when the stage is reached
+            noise_keeping_momentum(smallest_value(self.optimizer.momentum), min(totals) / totals[0])
         if self.collapse is not None:
             self.collapse.check_fits(train.epochs, train.ghost_batch)
         return self

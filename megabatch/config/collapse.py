@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from megabatch.config.section import Section
 from megabatch.errors import ConfigError
-from megabatch.schedule.pieces import Scheduled, check_pieces
+from megabatch.schedule.pieces import Scheduled, check_pieces, largest_value
 
 __all__ = ["CollapseConfig"]
 
@@ -44,6 +44,8 @@ class CollapseConfig(Section):
             schedule = getattr(self, name)
             if isinstance(schedule, tuple):
                 check_pieces(schedule, f"collapse.{name}")
+        if self.momentum is not None and (largest := largest_value(self.momentum)) >= 1:
+            raise ValueError(f"collapse.momentum {largest:g} never forgets and cannot be used; keep it below 1")
         return self
 
     def check_fits(self, train_epochs: float, ghost_batch: int) -> None:

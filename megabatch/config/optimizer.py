@@ -60,4 +60,9 @@ class OptimizerConfig(Section):
             raise ValueError("optimizer.nesterov needs optimizer.momentum above 0 from the start; set one or the other")
         if self.nesterov and self.name == "rmsprop_warmup":
             raise ValueError("optimizer.nesterov is not part of rmsprop_warmup; set it to false, or use sgd or lars")
+        if self.name == "rmsprop_warmup" and value_at(self.learning_rate, 0.0) * self.rate_factor == 0.0:
+            raise ValueError(
+                "optimizer.learning_rate begins with 0, and rmsprop_warmup divides by it; begin above 0: it is a "
+                "warm-up by itself"
+            )
         return self

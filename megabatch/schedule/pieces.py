@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from megabatch.errors import ConfigError
 
-__all__ = ["Piece", "Scheduled", "check_pieces", "largest_value", "scaled", "stretched", "value_at"]
+__all__ = ["Piece", "Scheduled", "check_pieces", "largest_value", "scaled", "smallest_value", "stretched", "value_at"]
 
 Shape = Literal["constant", "linear", "cosine", "polynomial"]
 
@@ -115,6 +115,13 @@ def largest_value(schedule: float | Sequence[Piece]) -> float:
     if not isinstance(schedule, Sequence):
         return float(schedule)
     return max(max(piece.start, piece.end or 0.0) for piece in schedule)
+
+
+def smallest_value(schedule: float | Sequence[Piece]) -> float:
+    """The smallest value a schedule may take."""
+    if not isinstance(schedule, Sequence):
+        return float(schedule)
+    return min(min(piece.start, piece.start if piece.end is None else piece.end) for piece in schedule)
 
 
 def scaled(schedule: float | Sequence[Piece], factor: float) -> float | tuple[Piece, ...]:

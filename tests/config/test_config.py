@@ -127,6 +127,11 @@ def test_nesterov_needs_momentum() -> None:
     assert "nesterov" in complaint(optimizer={"nesterov": True, "momentum": 0.0})
 
 
+def test_rmsprop_warmup_needs_a_rate_from_the_start() -> None:
+    warmup = [{"until_epoch": 5, "shape": "linear", "start": 0.0, "end": 6.4}]
+    assert "begins with 0" in complaint(optimizer={"name": "rmsprop_warmup", "learning_rate": warmup})
+
+
 def rich_config() -> Config:
     return config(
         data={"source": "folder", "path": 'a "strange" path \\ with everything', "mean": [0.5], "std": [0.25]},
@@ -193,6 +198,11 @@ def test_a_collapse_is_read_and_written_back_equal() -> None:
         (
             {"collapse": {**COLLAPSE, "learning_rate": [{"until_epoch": 2, "start": -0.1}]}},
             "greater than or equal to 0",
+        ),
+        ({"collapse": {**COLLAPSE, "momentum": 1.0}}, "collapse.momentum 1 never forgets"),
+        (
+            {"train": {"batch_total": "0:256 3:512 6:16", "ghost_batch": 16}, "batch_control": {"noise": "momentum"}},
+            "a batch of 0.0625 times the first stage needs momentum -0.6",
         ),
         ({"collapse": {**COLLAPSE, "batch_total": 100}}, "collapse.batch_total 100 is not a multiple"),
         ({"train": {"reset_momentum_at_epochs": [3, 2]}}, "reset_momentum_at_epochs must rise"),
