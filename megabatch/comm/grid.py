@@ -229,12 +229,13 @@ def _group_named(text: str) -> Iterator[None]:
     numbers of groups would wait under different names.
     """
     name = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-    torch_names = dist.distributed_c10d._process_group_name
-    dist.distributed_c10d._process_group_name = lambda *_, **__: name
+    torch_module: Any = dist.distributed_c10d
+    torch_names = torch_module._process_group_name
+    torch_module._process_group_name = lambda *_, **__: name
     try:
         yield
     finally:
-        dist.distributed_c10d._process_group_name = torch_names
+        torch_module._process_group_name = torch_names
 
 
 def uses_gloo(group: dist.ProcessGroup) -> bool:

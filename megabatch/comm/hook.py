@@ -6,7 +6,8 @@
 Why two ranks can never get out of step. DDP builds the same buckets on every rank and hands bucket i to the hook only
 after bucket i-1, whatever the order in which gradients become ready. The hook runs in one thread per rank and gives
 each bucket the next call number of the grid, so a call number means the same bucket everywhere. On Gloo the number is
-part of every message's tag: messages of different buckets cannot be mistaken for one another, however the phases of
+part of a long message's tag; a kept buffer for short ones has a tag of its own, and buckets take the reducers in turn,
+so its messages match in order. Messages of different buckets cannot be mistaken for one another, however the phases of
 several buckets overlap. Nor can ranks wait in a circle: worker threads take buckets oldest first, so the oldest
 unfinished bucket is in work on every rank that has reached it, and nothing it waits for is younger than itself. On
 CUDA there are no threads: phases are enqueued on one stream in the order of the calls.

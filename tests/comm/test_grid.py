@@ -143,7 +143,7 @@ def test_groups_that_cannot_connect_are_named(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(dist, "new_group", no_route)
     with pytest.raises(LaunchError) as caught:
-        _axis_group(GridShape((2, 64)), 0, 1, 5.0)
+        _axis_group(GridShape((2, 64)), 0, 1, 5.0, "build")
     assert str(caught.value) == (
         "the row of ranks 0, 1, 2, 3, 4, 5, 6, 7, ... could not connect within 5 s (connect: No route to host); "
         "look at their logs and at the network between them"
