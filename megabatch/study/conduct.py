@@ -18,7 +18,7 @@ from megabatch.report.record import write_atomically, write_json
 from megabatch.study.ensembles import evaluate_ensembles
 from megabatch.study.figure import draw_arms, draw_batch_sizes, has_matplotlib, save
 from megabatch.study.plan import Run, Study, from_file, from_grid, is_study_file, slug
-from megabatch.study.results import arm_rows, collect, csv_text, markdown_table, statements
+from megabatch.study.results import arm_rows, collect, csv_text, left_out, markdown_table, statements
 from megabatch.study.run import Outcome, free_cores, is_finished, run_all
 
 __all__ = ["StudyRequest", "conduct", "plan_of"]
@@ -87,7 +87,7 @@ def _write_and_tell(study: Study, output: Path, request: StudyRequest, console: 
         return
     rows = arm_rows(results, study.margin_points)
     table = markdown_table(results, study.margin_points)
-    said = statements(results, study.margin_points)
+    said = [*statements(results, study.margin_points), *left_out(study, results)]
     write_atomically(output / "runs.csv", csv_text([run for result in results for run in result.runs]))
     write_atomically(output / "arms.csv", csv_text(rows))
     write_atomically(output / "table.md", f"# {study.title}\n\n{table}\n" + "\n".join(said) + "\n")

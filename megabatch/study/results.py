@@ -20,7 +20,17 @@ from megabatch.study.ensembles import number_of_run
 from megabatch.study.plan import Arm, Study
 from megabatch.study.statistics import Comparison, Spread, compare, holm, spread
 
-__all__ = ["ArmResult", "RunResult", "arm_rows", "collect", "compared", "csv_text", "markdown_table", "statements"]
+__all__ = [
+    "ArmResult",
+    "RunResult",
+    "arm_rows",
+    "collect",
+    "compared",
+    "csv_text",
+    "left_out",
+    "markdown_table",
+    "statements",
+]
 
 
 @dataclass(frozen=True)
@@ -180,6 +190,16 @@ def statements(results: Sequence[ArmResult], margin_points: float) -> list[str]:
         f"Different also when all comparisons are taken together (Holm, 5 %): {'; '.join(clear) or 'none'}.",
         f"Equal within {margin_points:g} points (whole 95 % interval inside): {'; '.join(equal) or 'none'}.",
     ]
+
+
+def left_out(study: Study, results: Sequence[ArmResult]) -> list[str]:
+    """Which arms lack runs, as a statement: runs that diverge are missing runs, and the mean of the rest flatters."""
+    finished = {result.arm.name: result.spread.n for result in results}
+    lacking = [arm for arm in study.arms if finished.get(arm.name, 0) < arm.seeds]
+    if not lacking:
+        return []
+    told = "; ".join(f"{arm.name} ({finished.get(arm.name, 0)} of {arm.seeds} finished)" for arm in lacking)
+    return [f"Not all runs are in, failed ones are not counted and may be the worst: {told}."]
 
 
 def _inside(result: ArmResult, margin: float) -> bool:

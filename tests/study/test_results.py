@@ -13,7 +13,7 @@ import pytest
 
 from megabatch.errors import DataError
 from megabatch.study.plan import Study, from_file
-from megabatch.study.results import arm_rows, collect, csv_text, markdown_table, statements
+from megabatch.study.results import arm_rows, collect, csv_text, left_out, markdown_table, statements
 
 ACCURACIES = {"small": [0.80, 0.82, 0.84], "large-2x": [0.70, 0.71]}
 
@@ -70,6 +70,12 @@ def test_what_is_not_finished_is_left_out(study_file: Path, tmp_path: Path) -> N
     assert "nothing can be said" in statements([only], 0.5)[0]
     assert math.isnan(only.spread.std)
     assert "80.00 (1)" in markdown_table([only], 0.5)
+    (said,) = left_out(from_file(study_file), [only])
+    assert said.endswith("Small (1 of 3 finished); large 2x (0 of 2 finished); large 2x, ensemble (0 of 2 finished).")
+
+
+def test_nothing_is_said_about_missing_runs_when_there_are_none(study: Study, tmp_path: Path) -> None:
+    assert left_out(study, collect(study, tmp_path)) == []
 
 
 def test_rows_and_csv_say_the_same(study: Study, tmp_path: Path) -> None:
