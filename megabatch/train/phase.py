@@ -61,7 +61,8 @@ def run_phase(session: Session, segment: Segment) -> Ending:
             _stop_when_diverged(config, run, rates)
             due = result.stop_wanted or is_last or is_best or _checkpoint_is_due(config, run.clock, before)
             # A run whose gradients are not finite may be lost: its last good checkpoints must not make way for it.
-            if due and (result.applied or result.stop_wanted):
+            # Weights that are better than all before are good ones, and `best` must not name a file that is not there.
+            if due and (result.applied or result.stop_wanted or is_best):
                 session.save(segment, is_best)
             if result.stop_wanted:
                 return Ending.STOPPED

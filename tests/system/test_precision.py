@@ -75,6 +75,15 @@ def test_one_bad_batch_is_skipped_counted_and_leaves_no_trace(tmp_path: Path) ->
         shutil.rmtree(folder)
 
 
+def test_the_best_weights_are_saved_though_the_update_after_them_was_skipped(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    settings = ("model.name=tests.system.models:Stumbling", "model.zero_gamma=none", "train.max_updates=3")
+    summary = train_on_ranks(1, folder, *settings)
+    assert [row["applied"] for row in rows_of(folder)] == [1, 1, 0]
+    assert summary["best_top1"] == summary["top1"]
+    assert (folder / "checkpoints" / "best").resolve().name == "step-00000003.pt"
+
+
 def test_a_branch_that_diverges_stops_the_run_and_keeps_what_was_good(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     pieces = "[{until_epoch=0.13,start=0.05},{until_epoch=0.25,start=1e30},{until_epoch=9,start=0.05}]"
