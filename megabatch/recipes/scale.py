@@ -160,7 +160,12 @@ def scaling_lines(published: Config, scaled: Config) -> list[str]:
 def _stages_text(from_epochs: Any, batch_totals: Any) -> int | str:
     if len(batch_totals) == 1:
         return int(batch_totals[0])
-    return " ".join(f"{start:.12g}:{total}" for start, total in zip(from_epochs, batch_totals, strict=True))
+    # repr, because a rounded epoch may lie an update after the schedules that change with the stage.
+    return " ".join(f"{_short(start)}:{total}" for start, total in zip(from_epochs, batch_totals, strict=True))
+
+
+def _short(number: float) -> str:
+    return f"{number:g}" if float(f"{number:g}") == number else repr(number)
 
 
 def _mapped(table: Any, change: Callable[[str, Any], Any], key: str = "") -> Any:

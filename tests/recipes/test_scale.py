@@ -146,3 +146,9 @@ def test_mistakes_are_one_line() -> None:
             call()
         assert said in str(caught.value)
         assert "\n" not in str(caught.value)
+
+
+def test_a_stretched_stage_begins_where_the_stretched_schedules_do() -> None:
+    stretched = over_epochs(large(train={"batch_total": "0:34816 60:69632", "ghost_batch": 16, "epochs": 90}), 7)
+    assert isinstance(stretched.optimizer.learning_rate, tuple)
+    assert parse_stages(stretched.train.batch_total).from_epochs[1] == stretched.optimizer.learning_rate[1].until_epoch
