@@ -109,3 +109,28 @@ def bench_optimizer(
 
     result = bench_steps(model, rounds, threads)
     print(json.dumps(result) if as_json else "\n".join(result_lines(result)))
+
+
+@app.command(
+    "data",
+    epilog="Examples: `megabatch bench data shards` - `megabatch bench data shards --need 20000 --decoder opencv` - "
+    "`megabatch bench data --image-size 32 --crop pad` (generated pictures)",
+)
+def bench_data(
+    path: Annotated[Path | None, typer.Argument(help="The set to read; generated pictures when left out.")] = None,
+    source: Annotated[str | None, typer.Option(help="Kind of the set; seen by its files.")] = None,
+    crop: Annotated[str, typer.Option(help="resized, pad or none.")] = "resized",
+    alter: Annotated[bool, typer.Option("--alter", help="Also change brightness, contrast and saturation.")] = False,
+    image_size: Annotated[int, typer.Option(min=8, help="Pixels on a side.")] = 224,
+    decoder: Annotated[str, typer.Option(help="auto, pillow or opencv.")] = "auto",
+    reduce_jpeg: Annotated[bool, typer.Option("--reduce-jpeg", help="Decode at 1/2, 1/4, 1/8 where possible.")] = False,
+    pictures: Annotated[int, typer.Option(min=1, help="Pictures a round.")] = 256,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds that count.")] = 5,
+    need: Annotated[float, typer.Option(min=1, help="Pictures a second to be fed.")] = 2500,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Pictures per core and second: time of read, decode, augment, collate; cores that a rate needs."""
+    from megabatch.data.show import bench_and_show
+
+    bench_and_show(path, source, crop, alter, image_size, decoder, reduce_jpeg, pictures, rounds, need, as_json)

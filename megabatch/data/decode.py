@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,7 @@ __all__ = [
     "resize_into",
 ]
 
-DecoderName = Literal["auto", "pillow", "opencv"]
+DecoderName = Literal["auto", "pillow", "opencv", "dali"]
 
 
 @dataclass(frozen=True)
@@ -144,8 +144,8 @@ def check_decoder(name: str) -> None:
             raise ConfigError(
                 f"data.decoder is 'opencv' and {error.name} is not installed; pip install 'megabatch[opencv]'"
             ) from None
-    elif name not in ("auto", "pillow"):
-        raise ConfigError(f"data.decoder is '{name}'; it must be auto, pillow or opencv")
+    elif name not in get_args(DecoderName):
+        raise ConfigError(f"data.decoder is '{name}'; it must be one of {', '.join(get_args(DecoderName))}")
 
 
 def _by_opencv(

@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ from megabatch.data.files import FileStamp, host_lock, write_whole
 from megabatch.data.known import default_cache
 from megabatch.errors import DataError
 
-__all__ = ["ShardIndex", "cached_index", "index_beside", "read_index", "write_index"]
+__all__ = ["ShardIndex", "cached_index", "index_beside", "parse_index", "read_index", "write_index"]
 
 FORMAT = 1
 
@@ -81,11 +82,21 @@ def write_index(path: Path, index: ShardIndex) -> None:
 def read_index(path: Path, stamps: tuple[FileStamp, ...]) -> ShardIndex | None:
     """A kept index; None when there is none, when it is damaged, or when it is of other shards."""
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as kept:
+        with open(path, "rb") as file:
+            kept = parse_index(file)
+    except OSError:
+        return None
+    return kept if kept is not None and kept.stamps == stamps else None
+
+
+def parse_index(file: BinaryIO | io.BytesIO) -> ShardIndex | None:
+    """What `write_index` wrote; None when it is damaged or of another format."""
+    try:
+        with np.load(file, allow_pickle=False) as kept:
             head = json.loads(kept["head"].tobytes())
-            known = tuple(FileStamp(*stamp) for stamp in head["stamps"])
-            if head["format"] != FORMAT or known != stamps:
+            if head["format"] != FORMAT:
                 return None
+            known = tuple(FileStamp(*stamp) for stamp in head["stamps"])
             return ShardIndex(known, kept["shards"], kept["offsets"], kept["lengths"], kept["labels"].astype(np.int64))
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, DataError):
         return None

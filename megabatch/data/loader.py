@@ -33,6 +33,7 @@ from megabatch.schedule.batch import Update, deal
 __all__ = ["Ghost", "GhostLoader"]
 
 SMALLEST_PIECE = 8
+MOST_DALI_PICTURES = 64
 CLOSE_SECONDS = 10.0
 
 
@@ -180,6 +181,8 @@ class GhostLoader:
         self._order_ahead(start)
         slot, pictures, labels = self._memory(count, size)
         piece = max(SMALLEST_PIECE, -(-count // self._num_lanes))
+        if self._feeding.decoding.decoder == "dali":
+            piece = min(piece, MOST_DALI_PICTURES)
         bounds = range(0, count, piece)
         ticket = _Ticket(start // count, idle, pictures, labels, len(bounds))
         self._items.put(ticket)
@@ -236,6 +239,11 @@ class GhostLoader:
     def _lane(self) -> Lane:
         feeding = self._feeding
         tolerant = feeding.broken.max_share > 0
+        if feeding.decoding.decoder == "dali":
+            from megabatch.data.dali import DaliLane
+
+            device_id = None if self._pin_for is None else self._pin_for.index
+            return DaliLane(self._source, tolerant, MOST_DALI_PICTURES, device_id)
         if not feeding.processes:
             return SameProcess(self._source, feeding.decoding, tolerant)
         assert self._slots is not None

@@ -24,6 +24,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from megabatch.data.encoded import EncodedPictures
+from megabatch.data.files import FileStamp, LocalFiles
+from megabatch.data.index import ShardIndex, cached_index
 from megabatch.data.sources import (
     MEMORY_LIMIT_BYTES,
     Source,
@@ -35,6 +37,9 @@ from megabatch.data.sources import (
 from megabatch.errors import DataError
 
 __all__ = ["ParquetPictures", "choose_files", "open_parquet"]
+
+ENCODED_BYTES = 256 * 2**20
+"""Row groups are kept up to so much at least: with fewer, threads that read side by side would drop each other's."""
 
 FIRST_WORDS = {"train": ("train",), "val": ("validation", "valid", "val", "test")}
 
@@ -56,24 +61,26 @@ class ParquetPictures(EncodedPictures):
         self.name = name
         self.channels = channels
         self._column = image_column
-        self._groups: list[tuple[Path, Any, int]] = []  # file, its metadata, row group within it
-        group_rows: list[int] = []
-        labels = []
-        for file in files:
-            metadata, file_labels = _inspect(file, image_column, label_column)
-            labels.append(file_labels)
-            for group in range(metadata.num_row_groups):
-                self._groups.append((file, metadata, group))
-                group_rows.append(metadata.row_group(group).num_rows)
-        self._starts = np.concatenate([[0], np.cumsum(group_rows, dtype=np.int64)])
-        self.labels, self.num_classes = checked_labels(name, np.concatenate(labels), int(self._starts[-1]), num_classes)
+        columns = f"{image_column} {label_column}"
+        stamps = LocalFiles(files).stamps
+        index = cached_index(
+            stamps, str(files[0].resolve().parent), columns, lambda: _index(files, stamps, image_column, label_column)
+        )
+        num_rows = len(index.labels)
+        is_first = np.ones(num_rows, dtype=np.bool_)  # of its row group
+        is_first[1:] = (np.diff(index.shards.astype(np.int64)) != 0) | (np.diff(index.offsets) != 0)
+        first_rows = np.flatnonzero(is_first)
+        self._groups = [(files[index.shards[row]], int(index.offsets[row])) for row in first_rows.tolist()]
+        self._starts = np.append(first_rows, num_rows)
+        self._metadata: dict[Path, Any] = {}
+        self.labels, self.num_classes = checked_labels(name, index.labels, num_rows, num_classes)
         self._kept: OrderedDict[int, Any] = OrderedDict()  # row group -> encoded pictures, longest unused first
         self._kept_bytes = 0
         self._limit_bytes = memory_limit_bytes
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_kept": OrderedDict(), "_kept_bytes": 0, "_lock": None}
+        return self.__dict__ | {"_kept": OrderedDict(), "_kept_bytes": 0, "_lock": None, "_metadata": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state | {"_lock": threading.Lock()})
@@ -90,7 +97,7 @@ class ParquetPictures(EncodedPictures):
 
     def name_of(self, index: int) -> str:
         group, row = self._place(index)
-        file, _, _ = self._groups[group]
+        file, _ = self._groups[group]
         return f"in row {self._row_in_file(group) + row} of {file}"
 
     def _place(self, index: int) -> tuple[int, int]:
@@ -100,7 +107,7 @@ class ParquetPictures(EncodedPictures):
 
     def _row_in_file(self, group: int) -> int:
         """The first row of a row group, counted from the start of its file."""
-        _, _, group_in_file = self._groups[group]
+        _, group_in_file = self._groups[group]
         return int(self._starts[group] - self._starts[group - group_in_file])
 
     def _row_group(self, group: int) -> Any:
@@ -109,10 +116,11 @@ class ParquetPictures(EncodedPictures):
             if group in self._kept:
                 self._kept.move_to_end(group)
                 return self._kept[group]
-        file, metadata, group_in_file = self._groups[group]
+        file, group_in_file = self._groups[group]
         # Opened anew for every row group: no handle is shared between threads or inherited by forked workers.
         try:
-            with pq.ParquetFile(file, metadata=metadata) as opened:
+            with pq.ParquetFile(file, metadata=self._metadata.get(file)) as opened:
+                self._metadata[file] = opened.metadata
                 table = opened.read_row_group(group_in_file, columns=[f"{self._column}.bytes"], use_threads=False)
         except (OSError, pa.ArrowException) as error:
             raise DataError(f"cannot read row group {group_in_file} of {file}: {error}; fetch it again") from error
@@ -146,7 +154,7 @@ def open_parquet(
         num_classes=num_classes,
         image_column=image_column,
         label_column=label_column,
-        memory_limit_bytes=memory_limit_bytes,
+        memory_limit_bytes=max(memory_limit_bytes, ENCODED_BYTES),
     )
     return in_memory(pictures, memory_limit_bytes)
 
@@ -169,6 +177,26 @@ def choose_files(path: Path, split: Split) -> tuple[list[Path], str]:
         return groups[only], only or split
     wanted = " or ".join(f"{word}-*.parquet" for word in FIRST_WORDS[split])
     raise DataError(f"{path} has no {wanted} (found: {', '.join(sorted(f.name for f in files)[:5])}); rename the files")
+
+
+def _index(files: list[Path], stamps: tuple[FileStamp, ...], image_column: str, label_column: str) -> ShardIndex:
+    """For each row: its file, its row group (as the offset), its place in that (as the length), its label."""
+    shards, groups, rows, labels = [], [], [], []
+    for number, file in enumerate(files):
+        metadata, file_labels = _inspect(file, image_column, label_column)
+        for group in range(metadata.num_row_groups):
+            count = metadata.row_group(group).num_rows
+            shards.append(np.full(count, number, dtype=np.uint32))
+            groups.append(np.full(count, group, dtype=np.int64))
+            rows.append(np.arange(count, dtype=np.uint32))
+        labels.append(file_labels)
+    return ShardIndex(
+        stamps,
+        np.concatenate(shards or [np.empty(0, dtype=np.uint32)]),
+        np.concatenate(groups or [np.empty(0, dtype=np.int64)]),
+        np.concatenate(rows or [np.empty(0, dtype=np.uint32)]),
+        np.concatenate(labels),
+    )
 
 
 def _inspect(file: Path, image_column: str, label_column: str) -> tuple[Any, NDArray[Any]]:

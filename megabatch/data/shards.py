@@ -24,7 +24,7 @@ from megabatch.data.sources import MEMORY_LIMIT_BYTES, Source, Split, checked_la
 from megabatch.data.tar import BLOCK_BYTES, Member, list_members
 from megabatch.errors import DataError
 
-__all__ = ["PICTURE_SUFFIXES", "TarPictures", "index_shards", "open_tar", "split_of_names"]
+__all__ = ["PICTURE_SUFFIXES", "TarPictures", "index_shards", "open_tar", "split_of_names", "tar_files"]
 
 PICTURE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
 LABEL_SUFFIXES = ("cls", "json")
@@ -64,13 +64,18 @@ def open_tar(
     memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
 ) -> Source:
     """The pictures of a folder of tar shards, or of one shard; in memory when small and of one size."""
+    storage = LocalFiles(tar_files(path, split))
+    index = cached_index(storage.stamps, str(path.resolve()), split, lambda: index_shards(storage))
+    return in_memory(TarPictures(f"{path.stem} {split}", storage, index, channels, num_classes), memory_limit_bytes)
+
+
+def tar_files(path: Path, split: Split) -> list[Path]:
+    """The shards of a split in a folder, sorted by name; or the one shard that was given."""
     files = [path] if path.is_file() else sorted(existing_folder(path).glob("*.tar"))
     if not files:
         raise DataError(f"{path} has no *.tar files; give the folder that holds the shards")
     names = split_of_names([file.name for file in files], split, str(path))
-    storage = LocalFiles([file for file in files if file.name in names])
-    index = cached_index(storage.stamps, str(path.resolve()), split, lambda: index_shards(storage))
-    return in_memory(TarPictures(f"{path.stem} {split}", storage, index, channels, num_classes), memory_limit_bytes)
+    return [file for file in files if file.name in names]
 
 
 def split_of_names(names: Sequence[str], split: Split, place: str) -> set[str]:

@@ -36,7 +36,7 @@ __all__ = [
 
 Split = Literal["train", "val"]
 
-KINDS = ("fashion-mnist", "folder", "generated", "idx", "mnist", "parquet", "tar")
+KINDS = ("fashion-mnist", "folder", "generated", "idx", "mnist", "parquet", "raw", "tar")
 
 MEMORY_LIMIT_BYTES = 512 * 2**20
 """A set of one picture size that needs no more than this is kept decoded in memory (CIFAR-10: 147 MiB)."""
@@ -82,13 +82,13 @@ class PictureArray:
         return picture
 
 
-def open_source(kind: str, path: Path | None, split: Split, **options: Any) -> Source:
+def open_source(kind: str, path: Path | str | None, split: Split, **options: Any) -> Source:
     """Opens one split of a set of pictures and checks its labels.
 
-    Kinds and their options (all take `num_classes`): `fashion-mnist` (path, or None for where it is on this
-    machine), `mnist` and `idx` (folder of idx files), `parquet` (`channels`, `image_column`, `label_column`,
-    `memory_limit_bytes`), `folder` and `tar` (`channels`, `memory_limit_bytes`), `generated` (no path; `num_pictures`,
-    `image_size`, `channels`, `seed`, `memory_limit_bytes`).
+    Kinds and their options (all take `num_classes`): `fashion-mnist` (path, or None for where it is on this machine),
+    `mnist` and `idx` (folder of idx files), `parquet` (`channels`, `image_column`, `label_column`,
+    `memory_limit_bytes`), `folder` and `tar` (`channels`, `memory_limit_bytes`), `raw`, `generated` (no path;
+    `num_pictures`, `image_size`, `channels`, `seed`, `memory_limit_bytes`).
 
     Raises:
         ConfigError: unknown kind, split or option.
@@ -96,7 +96,11 @@ def open_source(kind: str, path: Path | None, split: Split, **options: Any) -> S
     """
     if split not in get_args(Split):
         raise ConfigError(f"split is '{split}'; it must be train or val")
-    opener = _opener(kind)
+    is_remote = isinstance(path, str) and "://" in path
+    opener = _opener("remote " + kind if is_remote and kind == "tar" else kind)
+    if is_remote and kind != "tar":
+        raise ConfigError(f"{path} is a remote address, which only tar shards can be read from; mount it for '{kind}'")
+    path = Path(path) if isinstance(path, str) and not is_remote else path
     known = [name for name, p in inspect.signature(opener).parameters.items() if p.kind is p.KEYWORD_ONLY]
     for option in options:
         if option not in known:
@@ -166,26 +170,34 @@ def checked_labels(
 
 
 def in_memory(source: Source, limit_bytes: int = MEMORY_LIMIT_BYTES) -> Source:
-    """The same pictures decoded in memory if all have one size and fit the limit, else the source itself.
+    """The same pictures decoded in memory if all can be read, have one size and fit the limit, else the source itself.
 
     Decoding releases the interpreter lock, so threads help - except for thumbnails, where Python dominates.
     """
-    size = source.read(0).shape
+    if limit_bytes <= 0:
+        return source
+    try:
+        size = source.read(0).shape
+    except DataError:  # whoever reads the pictures decides about broken ones
+        return source
     if len(source) * int(np.prod(size)) > limit_bytes:
         return source
     pictures = np.empty((len(source), *size), dtype=np.uint8)
 
     def fill(start: int) -> bool:
         for index in range(start, min(start + _CHUNK_PICTURES, len(source))):
-            picture = source.read(index)
+            try:
+                picture = source.read(index)
+            except DataError:
+                return False
             if picture.shape != size:
                 return False
             pictures[index] = picture
         return True
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        for one_size in pool.map(fill, range(0, len(source), _CHUNK_PICTURES)):
-            if not one_size:
+        for all_fit in pool.map(fill, range(0, len(source), _CHUNK_PICTURES)):
+            if not all_fit:
                 pool.shutdown(cancel_futures=True)
                 return source
     return PictureArray(source.name, pictures, source.labels, source.num_classes)
@@ -213,10 +225,18 @@ def _opener(kind: str) -> Callable[..., Source]:
         from megabatch.data.folder import open_folder
 
         return open_folder
+    if kind == "remote tar":
+        from megabatch.data.remote import open_remote_tar
+
+        return open_remote_tar
     if kind == "tar":
         from megabatch.data.shards import open_tar
 
         return open_tar
+    if kind == "raw":
+        from megabatch.data.raw import open_raw
+
+        return open_raw
     if kind == "generated":
         from megabatch.data.generated import open_generated
 

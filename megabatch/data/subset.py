@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from megabatch.data.sources import MEMORY_LIMIT_BYTES, PictureArray, Source, in_memory
+from megabatch.data.encoded import HasBytes
+from megabatch.data.sources import MEMORY_LIMIT_BYTES, PictureArray, Source, in_memory, picture_name
 from megabatch.errors import DataError
 
-__all__ = ["Subset", "downscale", "limit_and_hold_out", "mixed_order"]
+__all__ = ["EncodedSubset", "Subset", "downscale", "limit_and_hold_out", "mixed_order"]
 
 _ORDER_KEY = 0x6D656761  # any constant: the order is part of what a study says it measured
 
@@ -35,6 +36,17 @@ class Subset:
 
     def read(self, index: int) -> NDArray[np.uint8]:
         return self._source.read(int(self._indices[index]))
+
+    def name_of(self, index: int) -> str:
+        return picture_name(self._source, int(self._indices[index]))
+
+
+class EncodedSubset(Subset):
+    """A part of a source of encoded pictures, which hands out their bytes as the source does."""
+
+    def read_bytes(self, index: int) -> bytes:
+        assert isinstance(self._source, HasBytes)
+        return self._source.read_bytes(int(self._indices[index]))
 
 
 def mixed_order(labels: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -90,4 +102,4 @@ def downscale(source: Source, image_size: int) -> Source:
 def _taken(name: str, source: Source, indices: NDArray[np.int64]) -> Source:
     if isinstance(source, PictureArray):
         return PictureArray(name, source.pictures[indices], source.labels[indices], source.num_classes)
-    return in_memory(Subset(name, source, indices))
+    return in_memory((EncodedSubset if isinstance(source, HasBytes) else Subset)(name, source, indices))

@@ -17,6 +17,7 @@ from megabatch.comm.hook import gradient_hook
 from megabatch.comm.noise_scale import NoiseScale
 from megabatch.comm.shape import GridShape
 from megabatch.config import Config, OptimizerConfig
+from megabatch.data.manifest import check_manifest
 from megabatch.data.sources import Source, check_same_classes, open_source
 from megabatch.data.subset import downscale, limit_and_hold_out
 from megabatch.errors import ConfigError, DataError
@@ -123,7 +124,7 @@ def open_pictures(config: Config) -> tuple[Source, Source]:
             "seed": config.train.seed,
         }
     is_generated = data.source == "generated"
-    path = Path(data.path) if data.path and not is_generated else None
+    path = data.path if data.path and not is_generated else None
     train_size = {"num_pictures": data.generated.num_train} if is_generated else {}
     if data.source in ("parquet", "folder", "tar") and (data.max_train_pictures or data.held_out_pictures):
         train_size["memory_limit_bytes"] = _ENCODED_LIMIT_BYTES  # decode the chosen pictures only
@@ -131,6 +132,9 @@ def open_pictures(config: Config) -> tuple[Source, Source]:
     train = open_source(data.source, path, "train", **options, **train_size)
     val = open_source(data.source, path, "val", **options, **val_size)
     check_same_classes(train, val)
+    if path is not None and "://" not in path:
+        check_manifest(data.source, Path(path), "train", train)
+        check_manifest(data.source, Path(path), "val", val)
     train, held_out = limit_and_hold_out(train, data.max_train_pictures, data.held_out_pictures)
     val = val if held_out is None else held_out
     if data.downscale:

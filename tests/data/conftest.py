@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from megabatch.data.native import native
+from megabatch.data.raw import write_raw_table
 from megabatch.data.sources import Source, open_source
 
 SPLITS = ("train", "val")
@@ -122,6 +123,18 @@ def make_tar(folder: Path, sizes: dict[str, list[tuple[int, int]]], limit_bytes:
     return PictureSet("tar", folder, 3, 3, labels, pictures, {"memory_limit_bytes": limit_bytes})
 
 
+def make_raw(folder: Path, sizes: dict[str, list[tuple[int, int]]]) -> PictureSet:
+    pictures = {s: random_pictures(i, sizes[s], 3) for i, s in enumerate(SPLITS)}
+    labels = {"train": [0, 2, 1, 2, 0, 1, 1, 2, 0, 0, 1], "val": [2, 1, 1, 0, 2]}
+    for split in SPLITS:
+        for part, rows in enumerate((slice(0, 4), slice(4, None))):
+            file = folder / f"{split}-{part:05}.raw"
+            file.write_bytes(b"".join(picture.tobytes() for picture in pictures[split][rows]))
+            shapes = [(picture.shape[0], picture.shape[1]) for picture in pictures[split][rows]]
+            write_raw_table(file, shapes, labels[split][rows], 3)
+    return PictureSet("raw", folder, 3, 3, labels, pictures)
+
+
 def make_generated(channels: int, limit_bytes: int) -> PictureSet:
     labels = {split: [i % 4 for i in range(11)] for split in SPLITS}
     options = {
@@ -151,6 +164,8 @@ MAKERS: dict[str, Callable[[Path], PictureSet]] = {
     "tar-in-memory": lambda folder: make_tar(folder, ONE_SIZE, 2**20),
     "tar-on-demand": lambda folder: make_tar(folder, ONE_SIZE, 0),
     "tar-many-sizes": lambda folder: make_tar(folder, MANY_SIZES, 2**20),
+    "raw-one-size": lambda folder: make_raw(folder, ONE_SIZE),
+    "raw-many-sizes": lambda folder: make_raw(folder, MANY_SIZES),
     "generated-in-memory": lambda folder: make_generated(3, 2**20),
     "generated-on-demand": lambda folder: make_generated(1, 0),
 }

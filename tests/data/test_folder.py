@@ -79,12 +79,14 @@ def test_broken_and_vanished_pictures_are_named(tmp_path: Path) -> None:
         source.read(5)
 
 
-def test_a_broken_picture_in_a_small_set_is_named_on_opening(tmp_path: Path) -> None:
+def test_a_broken_picture_in_a_small_set_is_named_when_it_is_read(tmp_path: Path) -> None:
     make_folder(tmp_path, ONE_SIZE, 0)
     assert isinstance(open_folder(tmp_path, "train"), PictureArray)
     put(tmp_path / "train" / "cat" / "009.png", b"broken")
+    source = open_folder(tmp_path, "train")
+    assert not isinstance(source, PictureArray)
     with pytest.raises(DataError, match=r"cannot decode the picture .*train/cat/009\.png"):
-        open_folder(tmp_path, "train")
+        source.read(9)
 
 
 def test_grey_on_request(tmp_path: Path) -> None:

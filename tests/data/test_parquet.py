@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from megabatch.data import parquet
 from megabatch.data.parquet import ParquetPictures, choose_files, open_parquet
 from megabatch.data.sources import PictureArray, Source, Split
 from megabatch.errors import DataError
@@ -174,3 +175,15 @@ def test_photographs_of_many_sizes(real_data: Path) -> None:
     assert isinstance(source, ParquetPictures)
     assert source.labels.tolist() == sorted(set(source.labels.tolist()))
     assert len({source.read(index).shape for index in range(0, 240, 24)}) > 1
+
+
+def test_the_index_is_kept_and_follows_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_parquet(tmp_path / "train-0.parquet", [PNG] * 5, [0, 1, 2, 0, 1], 2)
+    first = open_parquet(tmp_path, "train", memory_limit_bytes=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(parquet, "_inspect", lambda *_: pytest.fail("the file was looked through again"))
+        again = open_parquet(tmp_path, "train", memory_limit_bytes=0)
+    assert again.labels.tolist() == first.labels.tolist() == [0, 1, 2, 0, 1]
+    np.testing.assert_array_equal(again.read(4), first.read(4))
+    write_parquet(tmp_path / "train-0.parquet", [PNG] * 6, [3] * 6, 2)
+    assert open_parquet(tmp_path, "train", memory_limit_bytes=0).labels.tolist() == [3] * 6

@@ -236,6 +236,20 @@ def test_in_memory_respects_the_limit_to_the_byte(tmp_path: Path) -> None:
     assert in_memory(lazy, needed - 1) is lazy
 
 
+@pytest.mark.parametrize("name", ["ant/000.png", "bee/006.png"])
+def test_in_memory_leaves_broken_pictures_to_whoever_reads_them(tmp_path: Path, name: str) -> None:
+    MAKERS["folder-in-memory"](tmp_path)
+    (tmp_path / "train" / name).write_bytes(b"broken")
+    source = open_source("folder", tmp_path, "train")
+    assert not isinstance(source, PictureArray)
+    assert len(source) == 11
+
+
+def test_remote_addresses_are_for_tar_alone() -> None:
+    with pytest.raises(ConfigError, match=r"s3://bucket/x is a remote address, which only tar shards can be read from"):
+        open_source("parquet", "s3://bucket/x", "train")
+
+
 def test_in_memory_gives_up_on_a_late_odd_size() -> None:
     pictures = [np.full((2, 2, 1), i % 256, dtype=np.uint8) for i in range(1000)]
 

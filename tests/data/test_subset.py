@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megabatch.data.sources import PictureArray
-from megabatch.data.subset import Subset, downscale, limit_and_hold_out, mixed_order
+from megabatch.data.encoded import HasBytes
+from megabatch.data.sources import PictureArray, open_source
+from megabatch.data.subset import EncodedSubset, Subset, downscale, limit_and_hold_out, mixed_order
 from megabatch.errors import DataError
+from tests.data.conftest import MANY_SIZES, make_folder
 
 GOLDEN = [5, 0, 1, 2, 4, 11, 8, 3, 6, 7, 10, 9]
 
@@ -118,3 +121,15 @@ def test_small_pictures_stay_and_odd_ones_are_refused() -> None:
     wide = PictureArray("wide", np.zeros((2, 8, 10, 1), dtype=np.uint8), [0, 1])
     with pytest.raises(DataError, match="needs square pictures of one size"):
         downscale(wide, 8)
+
+
+def test_a_part_of_encoded_pictures_hands_out_their_bytes(tmp_path: Path) -> None:
+    whole = open_source("folder", make_folder(tmp_path, MANY_SIZES, 0).path, "train", memory_limit_bytes=0)
+    part = EncodedSubset("part", whole, np.array([7, 2]))
+    assert isinstance(whole, HasBytes)
+    assert part.read_bytes(0) == whole.read_bytes(7)
+    assert part.name_of(1) == whole.name_of(2)
+    np.testing.assert_array_equal(part.read(1), whole.read(2))
+    some, held_out = limit_and_hold_out(whole, 4, 3)
+    assert isinstance(some, EncodedSubset)
+    assert isinstance(held_out, EncodedSubset)

@@ -64,14 +64,6 @@ def test_the_trunk_does_not_notice_its_branches(whole: Path, tmp_path: Path) -> 
     assert losses_of(tmp_path / "trunk") == [row["loss"] for row in rows_of(whole) if row["phase"] == "trunk"]
 
 
-def test_momentum_starts_anew_in_a_branch_and_where_the_recipe_says(whole: Path, tmp_path: Path) -> None:
-    kept = ("train.reset_momentum_at_epochs=[]", "collapse.reset_momentum=false", "train.max_updates=11")
-    train_on_ranks(2, tmp_path / "kept", *TRUNK, *COLLAPSE, CHECKPOINTS, *kept)
-    same = [one == other for one, other in zip(losses_of(tmp_path / "kept"), losses_of(whole), strict=False)]
-    # A loss shows the step before it: equal up to the first of the branch, then again in the trunk's first after it.
-    assert same == [True] * 6 + [False] * 3 + [True, False]
-
-
 def test_interrupted_anywhere_it_is_the_same_run(whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     # In the trunk, at a branch's start, inside a branch, at its end, in the trunk again, inside the last branch.

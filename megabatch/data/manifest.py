@@ -1,0 +1,154 @@
+"""What a set consisted of when it was verified: files with checksums, labels, broken pictures.
+
+`megabatch data verify` writes `megabatch-manifest.<split>.json` into the set's folder. At the start of a run the set
+is compared with it as far as that takes no time: the names and sizes of the files, the checksum of each file's first
+and last 64 KiB, the number of pictures and the checksum of all labels. The checksums of whole files are compared by
+`megabatch data verify --checksums`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from megabatch.data.files import write_whole
+from megabatch.data.sources import Source, Split
+from megabatch.data.verify import Findings
+from megabatch.errors import DataError
+
+__all__ = ["check_manifest", "compare_checksums", "files_of", "manifest_path", "write_manifest"]
+
+FORMAT = 1
+EDGE_BYTES = 64 * 1024
+_CHUNK_BYTES = 2**20
+
+
+def manifest_path(path: Path, split: Split) -> Path:
+    return (path if path.is_dir() else path.parent) / f"megabatch-manifest.{split}.json"
+
+
+def files_of(kind: str, path: Path, split: Split) -> list[Path]:
+    """The files that hold a split; none for kinds that are not made of shards."""
+    if kind == "tar":
+        from megabatch.data.shards import tar_files
+
+        return tar_files(path, split)
+    if kind == "parquet":
+        from megabatch.data.parquet import choose_files
+
+        return choose_files(path, split)[0]
+    if kind == "raw":
+        from megabatch.data.raw import raw_files
+
+        return raw_files(path, split)
+    return []
+
+
+def write_manifest(kind: str, path: Path, split: Split, source: Source, findings: Findings) -> Path:
+    """Write down what was found; returns where."""
+    with ThreadPoolExecutor(4) as pool:
+        files = list(pool.map(_describe, files_of(kind, path, split)))
+    table = {
+        "format": FORMAT,
+        "kind": kind,
+        "num_pictures": len(source),
+        "num_classes": source.num_classes,
+        "labels_sha256": _labels_sum(source),
+        "class_counts": findings.class_counts.tolist(),
+        "files": files,
+        "broken": [asdict(one) for one in findings.broken],
+    }
+    place = manifest_path(path, split)
+    write_whole(place, (json.dumps(table, indent=1, sort_keys=True) + "\n").encode())
+    return place
+
+
+def check_manifest(kind: str, path: Path, split: Split, source: Source) -> str:
+    """Compare a set with its manifest, if it has one; returns a line for the log, or an empty one.
+
+    Raises:
+        DataError: what differs.
+    """
+    place = manifest_path(path, split)
+    if not place.is_file():
+        return ""
+    table = _read(place)
+    if table["kind"] != kind:
+        return ""
+    _same(place, "number of pictures", len(source), table["num_pictures"])
+    _same(place, "checksum of the labels", _labels_sum(source), table["labels_sha256"])
+    files = files_of(kind, path, split)
+    _same(place, "list of files", [file.name for file in files], [entry["name"] for entry in table["files"]])
+    for file, entry in zip(files, table["files"], strict=True):
+        _same(place, f"size of {file.name}", file.stat().st_size, entry["num_bytes"])
+        _same(place, f"checksum of the ends of {file.name}", _edges_sum(file), entry["edges_sha256"])
+    broken = f", {len(table['broken'])} of them broken" if table["broken"] else ""
+    return f"{source.name}: {len(source):,} pictures as verified{broken}"
+
+
+def compare_checksums(kind: str, path: Path, split: Split) -> int:
+    """Compare the content of every file with the manifest; returns how many files there are."""
+    place = manifest_path(path, split)
+    if not place.is_file():
+        raise DataError(f"{place} does not exist; write it with `megabatch data verify` first")
+    table, files = _read(place), files_of(kind, path, split)
+    _same(place, "list of files", [file.name for file in files], [entry["name"] for entry in table["files"]])
+    with ThreadPoolExecutor(4) as pool:
+        for file, entry, found in zip(files, table["files"], pool.map(_whole_sum, files), strict=True):
+            _same(place, f"checksum of {file.name}", found, entry["sha256"])
+    return len(files)
+
+
+def _read(place: Path) -> dict[str, Any]:
+    try:
+        table = json.loads(place.read_text(encoding="utf-8"))
+        if table["format"] != FORMAT or not isinstance(table["files"], list):
+            raise ValueError(f"format {table['format']}")
+        return dict(table)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"cannot read the manifest {place}: {error}; write it again with `megabatch data verify`"
+        ) from error
+
+
+def _same(place: Path, what: str, found: Any, stated: Any) -> None:
+    if found != stated:
+        short = "" if isinstance(found, list) else f" ({found}, the manifest says {stated})"
+        raise DataError(
+            f"the {what} differs from {place}{short}; restore the set, or write the manifest again with "
+            "`megabatch data verify`"
+        )
+
+
+def _describe(file: Path) -> dict[str, Any]:
+    return {
+        "name": file.name,
+        "num_bytes": file.stat().st_size,
+        "sha256": _whole_sum(file),
+        "edges_sha256": _edges_sum(file),
+    }
+
+
+def _labels_sum(source: Source) -> str:
+    return hashlib.sha256(source.labels.astype("<i8").tobytes()).hexdigest()
+
+
+def _whole_sum(file: Path) -> str:
+    digest = hashlib.sha256()
+    with open(file, "rb") as opened:
+        while chunk := opened.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _edges_sum(file: Path) -> str:
+    digest = hashlib.sha256()
+    with open(file, "rb") as opened:
+        digest.update(opened.read(EDGE_BYTES))
+        opened.seek(max(0, file.stat().st_size - EDGE_BYTES))
+        digest.update(opened.read(EDGE_BYTES))
+    return digest.hexdigest()

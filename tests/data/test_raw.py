@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megabatch.data.raw import open_raw
+from megabatch.errors import DataError
+from tests.data.conftest import MANY_SIZES, make_raw
+
+
+def test_reading_is_a_view_of_the_file(tmp_path: Path) -> None:
+    given = make_raw(tmp_path, MANY_SIZES)
+    source = open_raw(tmp_path, "train")
+    picture = source.read(3)
+    assert type(picture) is np.ndarray
+    assert not picture.flags.writeable
+    assert not picture.flags.owndata
+    assert len(pickle.dumps(source)) < 10_000  # the pixels stay where they are
+    assert given.pictures is not None
+
+
+@pytest.mark.parametrize("change", ["cut", "grow", "no table", "broken table"])
+def test_files_that_do_not_fit_are_refused(tmp_path: Path, change: str) -> None:
+    make_raw(tmp_path, MANY_SIZES)
+    raw, table = tmp_path / "train-00001.raw", tmp_path / "train-00001.npz"
+    if change == "cut":
+        raw.write_bytes(raw.read_bytes()[:-1])
+    elif change == "grow":
+        raw.write_bytes(raw.read_bytes() + b"\0")
+    elif change == "no table":
+        table.unlink()
+    else:
+        table.write_bytes(table.read_bytes()[:50])
+    with pytest.raises(DataError, match=r"(has \d+ bytes, its table asks for \d+|cannot read .*train-00001.npz)"):
+        open_raw(tmp_path, "train")
