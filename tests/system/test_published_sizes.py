@@ -103,7 +103,8 @@ def test_a_rank_of_the_published_world_builds(name: str) -> None:
         rates = set_rates(optimizer, config.optimizer, config.train.epochs * step / 40)
         assert 0 <= rates["learning_rate"] < 50
         assert spared["weight_decay"] == (adapted["weight_decay"] if config.optimizer.decay_norm_and_bias else 0.0)
-    assert rates["learning_rate"] < 0.07  # every recipe ends low
+    if config.collapse is None:  # a trunk whose branches anneal does not end low itself
+        assert rates["learning_rate"] < 0.07
 
 
 @pytest.mark.parametrize("name", [name for name in recipe_names() if name.startswith("mlperf_")])
