@@ -84,7 +84,10 @@ def _draw(axes: Any, figure: Figure) -> None:
     _dress(axes, first, figure.x, [x for one in figure.series for x in one.x])
     _dress(axes, second, figure.y, [y for one in figure.series for y in one.y])
     if len(figure.series) > 1:
-        axes.legend(fontsize=8, ncols=2 if len(figure.series) > 6 else 1, loc="best")
+        if any(one.mark == "bars" for one in figure.series):  # bars leave no room among them
+            axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0)
+        else:
+            axes.legend(fontsize=8, ncols=2 if len(figure.series) > 6 else 1, loc="best")
 
 
 def _draw_series(axes: Any, one: Series, figure: Figure, floor: dict[str, float]) -> None:
@@ -136,13 +139,18 @@ def _dress(axes: Any, which: str, axis: Axis, values: Sequence[float | str]) -> 
     if axis.kind in ("log", "log2"):
         getattr(axes, f"set_{which}scale")("log", base=2 if axis.kind == "log2" else 10)
         positive = [v for v in values if not isinstance(v, str) and v > 0]
+        if axis.kind == "log":
+            ticks.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+            ticks.set_minor_formatter(NullFormatter())
         if axis.kind == "log2" and positive:
             ticks.set_ticks(_powers_of_two(min(positive), max(positive)))
             as_bytes = "bytes" in axis.title
             ticks.set_major_formatter(FuncFormatter(lambda v, _: bytes_text(v) if as_bytes else f"{v:,.0f}"))
             ticks.set_minor_formatter(NullFormatter())
+    if axis.kind == "category" and which == "x" and len(set(values)) > 8:
+        axes.tick_params(axis="x", rotation=90, labelsize=7)
     if axis.percent:
-        ticks.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
+        ticks.set_major_formatter(PercentFormatter(xmax=1))
     if axis.from_zero and axis.kind == "linear" and all(v >= 0 for v in values if not isinstance(v, str)):
         getattr(axes, f"set_{which}lim")(**{"bottom" if which == "y" else "left": 0})
 

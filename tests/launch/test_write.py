@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from megabatch.errors import ConfigError, MegabatchError
+from megabatch.launch.kubernetes import container_file, kubernetes_manifest
+from megabatch.launch.request import LaunchRequest
+from megabatch.launch.slurm import slurm_script
 from megabatch.launch.write import check_kind, check_recipe, hand_over
 
 
@@ -32,3 +35,15 @@ def test_a_script_is_printed_or_written(tmp_path: Path, capsys: pytest.CaptureFi
     assert "written" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="make it first"):
         hand_over("text\n", tmp_path / "none" / "a.sh")
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def test_the_examples_are_what_the_command_writes() -> None:
+    of_slurm = LaunchRequest("demo", "runs/demo", 4, 8, gpus_per_node=8, time_limit="01:00:00")
+    assert (EXAMPLES / "slurm" / "demo.sbatch").read_text() == slurm_script(of_slurm)
+    of_kubernetes = LaunchRequest("demo", "/runs/demo", 4, 8, gpus_per_node=8, health_check=False)
+    manifest = kubernetes_manifest(of_kubernetes, "registry.example/megabatch:1", "runs")
+    assert (EXAMPLES / "kubernetes" / "demo.json").read_text() == manifest
+    assert (EXAMPLES / "kubernetes" / "Containerfile").read_text() == container_file(cuda=True)
