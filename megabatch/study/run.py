@@ -75,7 +75,7 @@ def free_cores() -> int:
 def is_finished(folder: Path, run: Run) -> bool:
     """Whether this very run has ended well; CheckpointError when the folder holds one with other settings."""
     try:
-        check_output(folder, run.config, resume=True)
+        check_output(folder, run.config, resume=True, same_result=True)
     except CheckpointError as error:
         raise CheckpointError(f"arm '{run.arm}' has changed since it was run: {error}") from None
     return (folder / "summary.json").is_file() and read_json(folder / "summary.json")["status"] == "finished"

@@ -23,7 +23,7 @@ from megabatch.train.build import build_workbench
 from megabatch.train.derived import derived_lines
 from megabatch.train.environment import describe_environment, describe_gradients
 from megabatch.train.evaluate import Evaluation
-from megabatch.train.folder import hold
+from megabatch.train.folder import changes_on_resume, hold
 from megabatch.train.members import weights_bytes
 from megabatch.train.outcome import summary_of
 from megabatch.train.phase import Ending, run_phase
@@ -54,6 +54,8 @@ def train(
 
     with ExitStack() as stack:
         if world.is_first:
+            for line in changes_on_resume(folder, config) if resume else []:
+                progress.say(line)
             stack.enter_context(hold(folder, config, resume))
             write_json(folder / "environment.json", environment)
             if plan:

@@ -17,14 +17,13 @@ from megabatch.errors import CheckpointError
 from megabatch.recipes import config_from_toml
 from megabatch.report.record import write_atomically
 
-__all__ = ["check_output", "config_of_run", "default_output", "hold"]
+__all__ = ["changes_on_resume", "check_output", "config_of_run", "default_output", "hold"]
 
 # A killed run's last worker may take a moment to disappear.
 _LOCK_SECONDS = 10.0
 
-# Settings that may change when a run is resumed: they do not change what is computed.
-_FREE_ON_RESUME = (
-    "train.max_updates",
+# Settings that do not change what is computed.
+_HARMLESS = (
     "train.threads_per_worker",
     "checkpoint.",
     "comm.algorithm",
@@ -34,12 +33,13 @@ _FREE_ON_RESUME = (
     "comm.timeout_seconds",
     "data.path",
     "data.prefetch_ghosts",
-    "optimizer.learning_rate",  # how a run that diverged is mended
-    "collapse.learning_rate",
     "train.evaluation_batch",
     "promise.",
     "log.",
 )
+
+# These do, and may yet change when a run is resumed: how a run goes on further, and how one that diverged is mended.
+_FREE_ON_RESUME = ("train.max_updates", "optimizer.learning_rate", "collapse.learning_rate")
 
 
 def default_output(recipe: str) -> Path:
@@ -63,8 +63,10 @@ def config_of_run(folder: Path) -> Config:
     return config_from_toml(text, source=f"'{path}'")
 
 
-def check_output(folder: Path, config: Config, resume: bool) -> None:
+def check_output(folder: Path, config: Config, resume: bool, *, same_result: bool = False) -> None:
     """Check that the folder is free, or holds this very run when it is to be resumed.
+
+    same_result: refuse also what may change on resume, because the run's result is to stand for these settings.
 
     Raises:
         CheckpointError: when the folder holds something else; nothing in it is touched.
@@ -74,10 +76,11 @@ def check_output(folder: Path, config: Config, resume: bool) -> None:
             raise CheckpointError(
                 f"run folder '{folder}' already holds a run; add --resume to go on with it, or choose another --output"
             )
+        free = _HARMLESS if same_result else _HARMLESS + _FREE_ON_RESUME
         changed = {
             name: values
             for name, values in differences(config_of_run(folder), config).items()
-            if not name.startswith(_FREE_ON_RESUME)
+            if not name.startswith(free)
         }
         if changed:
             name, (theirs, ours) = next(iter(changed.items()))
@@ -88,6 +91,15 @@ def check_output(folder: Path, config: Config, resume: bool) -> None:
             )
     elif folder.exists() and (not folder.is_dir() or any(not p.name.startswith(".") for p in folder.iterdir())):
         raise CheckpointError(f"'{folder}' exists and is not a run folder; choose another --output")
+
+
+def changes_on_resume(folder: Path, config: Config) -> list[str]:
+    """What is computed otherwise from here on, for a person; ask before `hold`, which saves the new settings."""
+    if not (folder / "config.toml").is_file():
+        return []
+    changed = differences(config_of_run(folder), config).items()
+    rates = [(name, values) for name, values in changed if name.endswith(".learning_rate")]
+    return [f"changed        {name} from here on: {theirs} -> {ours}" for name, (theirs, ours) in rates]
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from megabatch.config import Config
 from megabatch.errors import CheckpointError, ConfigError
 from megabatch.recipes import load_config
 from megabatch.train import folder as folder_module
-from megabatch.train.folder import check_output, config_of_run, default_output, hold
+from megabatch.train.folder import changes_on_resume, check_output, config_of_run, default_output, hold
 
 SETTINGS = ("train.seed=0", "train.epochs=5", "train.batch_total=1024", "train.ghost_batch=64", "comm.wire=fp32")
 
@@ -67,7 +67,6 @@ def test_a_folder_with_a_run_needs_resume(run: Path) -> None:
 @pytest.mark.parametrize(
     "override",
     [
-        "train.max_updates=3",
         "train.threads_per_worker=1",
         "checkpoint.keep=5",
         "comm.bucket_mb=1",
@@ -77,6 +76,22 @@ def test_a_folder_with_a_run_needs_resume(run: Path) -> None:
 )
 def test_what_does_not_change_the_computation_may_change(run: Path, override: str) -> None:
     check_output(run, config(override), resume=True)
+    check_output(run, config(override), resume=True, same_result=True)
+
+
+@pytest.mark.parametrize("override", ["train.max_updates=3", "optimizer.learning_rate=0.3"])
+def test_what_may_change_on_resume_changes_the_result(run: Path, override: str) -> None:
+    check_output(run, config(override), resume=True)
+    with pytest.raises(CheckpointError, match=override.partition("=")[0]):
+        check_output(run, config(override), resume=True, same_result=True)
+
+
+def test_a_changed_rate_is_told(run: Path) -> None:
+    assert changes_on_resume(run, config("optimizer.weight_decay=0.1")) == []
+    (said,) = changes_on_resume(run, config("optimizer.learning_rate=0.3"))
+    assert said.startswith("changed        optimizer.learning_rate from here on: ")
+    assert said.endswith("-> 0.3")
+    assert changes_on_resume(run / "nothing", config()) == []
 
 
 @pytest.mark.parametrize(
