@@ -85,15 +85,19 @@ def assemble_training(
     epochs: NDArray[np.int64] | int,
     samples: NDArray[np.int64],
     decoding: Decoding = EXACT,
+    *,
+    tolerant: bool = False,
 ) -> Assembled:
     """Augmented pictures, [n, image_size, image_size, channels], C-contiguous, and their labels, [n].
 
-    `epochs` is one for all or one for each sample. Raises DataError naming a picture that cannot be read.
+    `epochs` is one for all or one for each sample. Raises DataError naming a picture that cannot be read, unless
+    `tolerant`: then it is replaced as in training, and not counted.
     """
     pictures = np.empty((len(samples), image_size, image_size, source.channels), dtype=np.uint8)
     labels = np.empty(len(samples), dtype=np.int64)
     each = np.broadcast_to(np.asarray(epochs, dtype=np.int64), samples.shape)
-    fill_training(source, Job(augmentation, seed, each, samples), pictures, labels, decoding)
+    report = (lambda broken: None) if tolerant else None
+    fill_training(source, Job(augmentation, seed, each, samples), pictures, labels, decoding, report)
     return pictures, labels
 
 

@@ -49,14 +49,15 @@ def re_estimate_statistics(
     They are the first ghost batches of the run's stream, dealt over all workers; returns how many.
     """
     num_ghosts = config.norm.exact_batches or GHOSTS_FOR_STATISTICS
-    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    rank, num_workers = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     augmentation = Augmentation(**branch_augment(config).model_dump())
     seed, ghost_batch = config.train.seed, config.train.ghost_batch
 
     def ghosts() -> Iterator[Tensor]:
-        for index in deal(num_ghosts, size, rank):
+        for index in deal(num_ghosts, num_workers, rank):
             epochs, samples = stream(seed, len(source), index * ghost_batch, ghost_batch)
-            pictures, _ = assemble_training(source, augmentation, config.data.image_size, seed, epochs, samples)
+            size, tolerant = config.data.image_size, config.data.max_broken_share > 0
+            pictures, _ = assemble_training(source, augmentation, size, seed, epochs, samples, tolerant=tolerant)
             yield normalise(torch.from_numpy(pictures))
 
     with autocast():

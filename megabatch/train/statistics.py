@@ -39,6 +39,12 @@ def _ghosts(bench: Workbench, segment: Segment, clock: Clock, num_ghosts: int) -
     for index in deal(num_ghosts, bench.world.size, bench.world.rank):
         epochs, samples = stream(segment.seed, len(source), clock.samples + index * size, size)
         pictures, _ = assemble_training(
-            source, segment.augmentation, config.data.image_size, segment.seed, epochs, samples
+            source,
+            segment.augmentation,
+            config.data.image_size,
+            segment.seed,
+            epochs,
+            samples,
+            tolerant=config.data.max_broken_share > 0,  # the loader counts them when their turn comes
         )
         yield bench.normalise(torch.from_numpy(pictures))

@@ -59,6 +59,11 @@ def test_lanes_do_not_change_a_run_and_broken_pictures_are_listed(shards: Path, 
     assert losses_of(tmp_path / "processes") == losses_of(tmp_path / "threads")
 
 
+def test_exact_statistics_pass_over_broken_pictures(shards: Path, tmp_path: Path) -> None:
+    exact = ("norm.exact_batches=16", "train.max_updates=1")  # of 8 pictures each: the whole set and more
+    assert train_on_ranks(1, tmp_path / "run", *settings(shards), *exact)["status"] == "finished"
+
+
 def test_none_tolerated_stops_the_run_by_name(shards: Path, tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"cannot decode the picture 013.jpg in .*train-0.tar"):
         train_on_ranks(1, tmp_path / "run", *settings(shards), "data.max_broken_share=0")

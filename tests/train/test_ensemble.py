@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from megabatch.data.assemble import assemble_training
 from megabatch.data.augment import Augmentation
 from megabatch.data.order import stream
 from megabatch.data.sources import PictureArray
+from megabatch.errors import DataError
 from megabatch.train.ensemble import average_weights, re_estimate_statistics
 from megabatch.train.segment import branch_augment
 from tests.ranks import run_ranks
@@ -68,3 +70,32 @@ def test_statistics_are_those_of_the_first_ghosts_of_the_stream(num_workers: int
     for count, found in run_ranks(num_workers, re_estimate):
         assert count == 5
         assert found == pytest.approx([means.mean(), variances.mean() + means.var()], rel=1e-9)
+
+
+class WithHoles:
+    """Pictures of which one in five cannot be read."""
+
+    def __init__(self) -> None:
+        whole = pictures()
+        self.name, self.num_classes, self.channels, self.labels = "holes", 3, 1, whole.labels
+        self._pictures = whole.pictures
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def read(self, index: int) -> NDArray[np.uint8]:
+        if index % 5 == 0:
+            raise DataError(f"picture {index} is broken")
+        picture: NDArray[np.uint8] = self._pictures[index]
+        return picture
+
+
+def test_broken_pictures_are_replaced_as_in_training_unless_none_are_allowed() -> None:
+    def autocast() -> torch.autocast:
+        return torch.autocast("cpu", enabled=False)
+
+    network = nn.BatchNorm2d(1).double()
+    assert re_estimate_statistics(network, small_config(*SETTINGS), WithHoles(), normalise, autocast) == 5
+    strict = small_config(*SETTINGS, "data.max_broken_share=0")
+    with pytest.raises(DataError, match="is broken"):
+        re_estimate_statistics(network, strict, WithHoles(), normalise, autocast)
