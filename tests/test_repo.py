@@ -51,7 +51,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "launch": {"errors", "config", "recipes", "comm.shape", "report.record"},
     "report": {"errors", "comm.drawing", "comm.calibration"},
     "plan": BELOW
-    | {"recipes", "report.record", "comm.phases", "comm.shape", "comm.price", "comm.calibration", "comm.select"},
+    | {
+        "recipes",
+        "report.record",
+        "report.figure",
+        "comm.phases",
+        "comm.shape",
+        "comm.price",
+        "comm.calibration",
+        "comm.select",
+    },
     "train": BELOW | {"recipes", "comm", "optim", "model", "data", "report"},
     "study": BELOW | {"recipes", "report", "train.folder", "train.launch"},
     "commands": BELOW | {"recipes", "comm", "optim", "model", "data", "report", "plan", "study", "launch", "train"},

@@ -16,20 +16,11 @@ from megabatch.plan.cluster import Cluster
 from megabatch.plan.planner import PlanResult
 from megabatch.plan.predict import Prediction
 from megabatch.plan.workload import Workload
+from megabatch.report.figure import ALGORITHM_COLORS
 from megabatch.report.record import write_atomically
 
 __all__ = ["draw_plan"]
 
-_COLOURS = {
-    "backend": "#7f7f7f",
-    "ring": "#8c564b",
-    "torus": "#1f77b4",
-    "two_way_torus": "#17becf",
-    "hierarchical": "#ff7f0e",
-    "halving_doubling": "#9467bd",
-    "direct": "#2ca02c",
-    "exchange": "#bcbd22",
-}
 _PARTS = ("compute", "exposed communication", "stragglers", "loader")
 _PART_COLOURS = ("#4c72b0", "#dd8452", "#c44e52", "#937860")
 
@@ -55,7 +46,7 @@ def draw_plan(result: PlanResult, cluster: Cluster, workload: Workload, path: Pa
                 [_bill(one) for one in mine],
                 [one.training.middle for one in mine],
                 s=26,
-                color=_COLOURS.get(name, "black"),
+                color=ALGORITHM_COLORS.get(name, ("black", ""))[0],
                 label=name.replace("_", " "),
                 zorder=3,
             )

@@ -8,10 +8,12 @@ is something new; a run folder whose files did not change is not read again.
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from megabatch.errors import ConfigError, MegabatchError
@@ -31,6 +33,15 @@ _HEADERS = {
 }
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that leaves in the middle of the page is not worth a traceback; anything else is."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 class LiveServer:
     """Serves the page of some run folders until `close`; `serve` blocks."""
 
@@ -43,12 +54,11 @@ class LiveServer:
         self._page: Page | None = None
         self.current()  # a folder that is no run is told before anything is served
         try:
-            self._server = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))
+            self._server = _Server(("127.0.0.1", port), _handler(self))
         except OSError as error:
             raise ConfigError(
                 f"port {port} on 127.0.0.1 cannot be used ({error.strerror}); give another --port"
             ) from None
-        self._server.daemon_threads = True
 
     @property
     def port(self) -> int:

@@ -3,7 +3,9 @@
     config.toml         the resolved settings            summary.json       the result
     environment.json    versions, hosts, grid, commit    checkpoints/       see megabatch.train.checkpoint
     metrics.jsonl       one row per update               model.safetensors  the trained model
-    tensorboard/        the same rows for TensorBoard    members/            the models of a collapsed ensemble
+    tensorboard/        the same rows for TensorBoard    members/           the models of a collapsed ensemble
+    plan.json           what was predicted               ensemble.json      what `evaluate --ensemble` found
+    ranks.json          times of every rank              report.html        the run to look at
 
 A row of `metrics.jsonl` describes the run after an update: `update` counts from 1, `samples` are the pictures seen,
 `phase` is "trunk" or "collapse-<member>", `epoch` is how far the weights have come (samples / pictures in an epoch; a

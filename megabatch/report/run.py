@@ -13,7 +13,7 @@ from megabatch.report.untrusted import UnreadableError, number, read_table, tabl
 
 __all__ = ["Run", "read_run", "read_runs", "setting"]
 
-FILES = ("config.toml", "environment.json", "summary.json", "ranks.json", "plan.json")
+FILES = ("config.toml", "environment.json", "summary.json", "ranks.json", "plan.json", "ensemble.json")
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Run:
     summary: dict[str, Any] = field(default_factory=dict)
     ranks: dict[str, Any] = field(default_factory=dict)
     plan: dict[str, Any] = field(default_factory=dict)
+    ensemble: dict[str, Any] = field(default_factory=dict)
     metrics: Metrics = field(default_factory=lambda: Metrics({}))
     problems: tuple[str, ...] = ()
 

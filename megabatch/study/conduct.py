@@ -108,7 +108,7 @@ def _write_and_tell(study: Study, output: Path, request: StudyRequest, console: 
     files = [output / "table.md", output / "arms.csv", output / "runs.csv", *drawn]
     console.print(f"written: {', '.join(path.name for path in files)} in {output}", markup=False)
     if not drawn:
-        console.print("no figures: matplotlib is missing; `pip install megabatch[study]` brings it", markup=False)
+        console.print("no figures: matplotlib is missing; `pip install megabatch[figures]` brings it", markup=False)
 
 
 @contextmanager

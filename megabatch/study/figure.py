@@ -1,6 +1,6 @@
 """The pictures of a study: every arm with every seed's point, and accuracy by batch size. Same results, same SVG.
 
-matplotlib is loaded only here and only when a figure is drawn; it comes with `pip install megabatch[study]`.
+matplotlib is loaded only here and only when a figure is drawn; it comes with `pip install megabatch[figures]`.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from megabatch.config import Config
 from megabatch.data.sources import Source
 from megabatch.errors import CheckpointError
+from megabatch.report.record import write_json
 from megabatch.train.build import Normaliser, autocast_of, build_network, open_pictures, set_threads
 from megabatch.train.checkpoint import check_fits, decode, newest_whole
 from megabatch.train.ensemble import average_weights, re_estimate_statistics
@@ -39,6 +40,7 @@ def evaluate_ensemble(folder: Path, data: Path | None) -> dict[str, Any]:
     """Each member alone, the average of their probabilities, and for comparison the average of their weights.
 
     Averaged weights make other activations than any member, so their batch-norm statistics are measured anew.
+    On the run's own pictures the result stays in the run folder, as `ensemble.json`, for the report.
     """
     with _open(folder, data) as run:
         paths = member_paths(folder)
@@ -54,13 +56,15 @@ def evaluate_ensemble(folder: Path, data: Path | None) -> dict[str, Any]:
         num_ghosts = re_estimate_statistics(averaged, run.config, run.train_source, run.normalise, run.autocast)
         [of_average], _ = run.evaluate([averaged])
     members = [{"file": f"members/{path.name}", **_numbers(one)} for path, one in zip(paths, alone, strict=True)]
-    return {
+    found = {
         "members": members,
         "ensemble": _numbers(together),
         "weight_average": {**_numbers(of_average), "statistics_ghost_batches": num_ghosts},
         "num_pictures": together.num_pictures,
-        "speaks": run.speaks,
     }
+    if run.speaks and data is None:  # accuracy on other pictures is not the run's own
+        write_json(folder / "ensemble.json", found)
+    return {**found, "speaks": run.speaks}
 
 
 @dataclass

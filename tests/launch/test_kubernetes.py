@@ -13,7 +13,7 @@ from tests.launch.test_request import request
 
 WANTED = request(output="/runs/a", gpus_per_node=4, cores_per_worker=2, overrides=("train.epochs=1",))
 
-# The parts of the operators' definitions that are used: kubeflow.org_pytorchjobs.yaml (training-operator v1) and
+# What we know of the operators' definitions, as far as used: kubeflow.org_pytorchjobs.yaml (training-operator v1) and
 # trainer.kubeflow.org_trainjobs.yaml (trainer v2). A type, or a table of fields; [x] is a list of x.
 CONTAINER = {"name": str, "image": str, "command": [str], "resources": {"limits": dict}, "volumeMounts": [dict]}
 PYTORCHJOB = {

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
+import struct
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,3 +103,18 @@ def test_mistakes_are_told_before_serving(server: LiveServer, folder: Path) -> N
         LiveServer([folder / "none"])
     with pytest.raises(ConfigError, match="give another --port"):
         LiveServer([folder], port=server.port)
+
+
+def test_a_browser_that_leaves_in_the_middle_of_the_page_is_no_error(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(page, "_plotly", lambda: f"/*{'x' * 8_000_000}*/")
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+            # Closing with a reset while the page, larger than any buffer, is on its way.
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.sendall(f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n\r\n".encode())
+            assert client.recv(100)
+    assert ask(server, "/")[0] == 200
+    time.sleep(0.5)
+    assert capfd.readouterr().err == ""

@@ -88,6 +88,8 @@ def test_members_do_not_depend_on_the_number_of_workers(whole: Path, tmp_path: P
 
 def test_the_ensemble_counts_every_picture_once(whole: Path) -> None:
     found = evaluate_ensemble(whole, None)
+    left = json.loads((whole / "ensemble.json").read_text())
+    assert left == {key: value for key, value in found.items() if key != "speaks"}  # what the report shows
     assert found["num_pictures"] == 103
     summary = json.loads((whole / "summary.json").read_text())
     assert [one["top1"] for one in found["members"]] == [one["top1"] for one in summary["members"]]

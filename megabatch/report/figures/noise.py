@@ -54,7 +54,7 @@ def ensemble(runs: Sequence[Run]) -> Figure | Missing:
     trunk = number(runs[0].summary.get("trunk_top1"))
     if trunk is not None:
         series.append(Series("the run before its branches", "train", names, (trunk,) * len(values), dashed=True, n=n))
-    together = number(runs[0].summary.get("ensemble_top1"))
+    together = number(table(runs[0].ensemble.get("ensemble")).get("top1"))
     if together is not None:
         title = (
             f"{len(values)} members together reach {percent_text(together)}, the best alone {percent_text(max(values))}"

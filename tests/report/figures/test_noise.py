@@ -26,8 +26,8 @@ def test_members_and_their_average(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a")
     summary = json.loads((folder / "summary.json").read_text())
     summary |= {"members": [{"epoch": 2.0, "top1": 0.7}, {"name": "last", "top1": 0.72}, {"top1": None}, 5]}
-    summary |= {"ensemble_top1": 0.74}
     (folder / "summary.json").write_text(json.dumps(summary))
+    (folder / "ensemble.json").write_text(json.dumps({"ensemble": {"top1": 0.74}}))
     figure = ensemble([read_run(folder)])
     assert isinstance(figure, Figure)
     assert figure.series[0].x == ("epoch 2", "last")
