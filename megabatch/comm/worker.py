@@ -1,13 +1,16 @@
 """A daemon thread that runs what it is given, one job after another.
 
 Like `concurrent.futures.ThreadPoolExecutor`, which would keep a failing program alive: the interpreter waits
-for the executor's threads at exit, and a communication thread may be waiting for a rank that is gone.
+for the executor's threads at exit, and a communication thread may be waiting for a rank that is gone. Here it waits
+too, but not for long: a thread caught inside torch's C++ code when the interpreter goes down would abort the process.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
+import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -15,6 +18,9 @@ from typing import Any, TypeVar
 __all__ = ["Workers"]
 
 T = TypeVar("T")
+
+EXIT_SECONDS = 2.0
+"""How long the end of the program waits for all threads of one `Workers` together."""
 
 
 class Workers:
@@ -27,6 +33,7 @@ class Workers:
         ]
         for thread in self._threads:
             thread.start()
+        weakref.finalize(self, _end, self._jobs, self._threads)
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
         """Queue a job; the future carries what it returns or raises."""
@@ -49,3 +56,14 @@ class Workers:
             except BaseException as error:
                 future.set_exception(error)
             del work, job, future  # an idle thread must not keep a gradient alive
+
+
+def _end(
+    jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None], threads: list[threading.Thread]
+) -> None:
+    for _ in threads:
+        jobs.put(None)
+    until = time.monotonic() + EXIT_SECONDS
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join(max(0.0, until - time.monotonic()))

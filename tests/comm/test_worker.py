@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from functools import partial
 
@@ -46,3 +48,14 @@ def test_two_workers_take_the_two_oldest_jobs() -> None:
     assert {first.result(timeout=10), second.result(timeout=10)} == {0, 1}
     workers.stop(timeout_seconds=10)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("test-")]
+
+
+def test_the_end_of_the_program_waits_for_a_job_but_not_for_ever() -> None:
+    code = """
+import time
+from megabatch.comm.worker import Workers
+Workers("short", 1).submit(lambda: (time.sleep(0.5), print("done", flush=True)))
+Workers("stuck", 2).submit(lambda: time.sleep(600))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "done\n")
