@@ -1,28 +1,31 @@
 """Step time of a family of systems, fitted to rows: Bayesian linear regression with stated priors.
 
-    step = fixed + per_picture * b + across * [more than one node] + per_worker * m(N)
+    step = fixed + per_picture * b + across * [more than one node] + (scatter * b + jitter) * m(N)
 
 `fixed` is what neither batch nor workers change (launches, optimiser), `across` what the first step beyond a node
-costs (the part of the all-reduce that the backward pass does not hide), `per_worker` what grows with the workers
-whatever the batch: stragglers, for which m(N), the expected maximum, is the law, and the latency of deeper
-collectives, whose logarithm it resembles. None of them can be negative.
+costs (the part of the all-reduce that the backward pass does not hide). Every update waits for the slowest worker,
+whose delay goes with m(N), the expected maximum: `scatter` of it is a part of what is computed (clocks, temperature,
+pictures), `jitter` is not (operating system, deeper collectives). Logs that time blocks with an evaluation at the end
+contain `evaluation` seconds more, spread over the updates of four epochs. None of the parameters can be negative.
 
-Published rows rarely determine four parameters: two or three rows a family is usual. So each parameter has a prior,
+Published rows rarely determine five parameters: two or three rows a family is usual. So each parameter has a prior,
 as a part of T, the time the accelerator needs for 256 pictures, a step in which all but the pictures is small:
 
-    fixed 2 % +- 2 %      across 1.5 % +- 1.5 %      per_worker * m(64) 2 % +- 2 %      per_picture T / 256 +- 100 %
+    fixed 2.5 % +- 2.5 %      across 3 % +- 3 %      per_picture T / 256 +- 100 %
+    scatter * 256 * m(64) 3.5 % +- 3.5 %             jitter * m(64) 1 % +- 1 %
 
-and every row counts with 3 % of its step, the lack of fit of a straight line through differently tuned systems.
-What the rows say moves the parameters away from there; what they do not say stays as uncertain as the prior, and
-the intervals show it. Rows of other software stacks share one common factor each, of unknown size (see
-`interval.EVIDENCE`).
+and every row counts with 3 % of its step, the lack of fit of a straight line through differently tuned systems; with
+more where the rows at hand lie further off their line. Jitter apart, which rows of at most 64 workers cannot tell
+from scatter, these parts maximise the likelihood of such rows of MLPerf (`python -m benchmarks.plan_priors`),
+rounded; no larger system is in them. What the rows at hand say moves the parameters away from there; what they do not
+say stays as uncertain as the prior, and the intervals show it. Rows of other software stacks share one common factor
+each, of unknown size (see `interval.EVIDENCE`).
 """
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,11 +36,16 @@ from megabatch.plan.interval import EVIDENCE, FORM, Interval, Reach, combine, in
 from megabatch.plan.rows import Row
 from megabatch.plan.straggler import expected_maximum
 
-__all__ = ["PARAMETERS", "StepFit", "choose_evidence", "fit_steps", "generation"]
+__all__ = ["PARAMETERS", "PRIOR_PARTS", "StepFit", "fit_steps", "prior", "row_features"]
 
-PARAMETERS = ("fixed", "per_picture", "across", "per_worker")
+PARAMETERS = ("fixed", "per_picture", "across", "scatter", "jitter", "evaluation")
 
-_PRIOR_PARTS = {"fixed": 0.02, "across": 0.015, "per_worker": 0.02}
+PRIOR_PARTS = {"fixed": 0.025, "across": 0.03, "scatter": 0.035, "jitter": 0.01}
+"""Of the time for 256 pictures; both the mean and the deviation."""
+
+_EVALUATION_SECONDS = 0.5
+"""A pass over 50,000 pictures takes a tenth of that; the rest is changing from one program to the other and back."""
+_PICTURES_BETWEEN_EVALUATIONS = 4 * 1_281_167
 _REFERENCE_WORKERS = 64
 _REFERENCE_BATCH = 256
 _TOO_UNCERTAIN = 0.7
@@ -47,17 +55,27 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 
 @dataclass(frozen=True)
 class StepFit:
-    """Fitted parameters with covariance (seconds; `per_worker` per unit of m), and where they come from."""
+    """Fitted parameters with covariance, and where they come from.
+
+    parameters: in the order of `PARAMETERS`, seconds; `scatter` per picture, it and `jitter` per unit of m.
+    lack_of_fit: relative deviation of the rows from their line, at least `FORM`.
+    """
 
     parameters: tuple[float, ...]
     covariance: Array
     rows: tuple[Row, ...]
     evidence: str
     undetermined: tuple[str, ...]
+    lack_of_fit: float = FORM
+
+    @property
+    def deviations(self) -> tuple[float, ...]:
+        """One standard deviation of each parameter."""
+        return tuple(math.sqrt(max(0.0, float(value))) for value in np.diag(self.covariance))
 
     def seconds(self, local_batch: float, num_workers: int, num_nodes: int) -> float:
-        """The middle of the prediction."""
-        return float(_features(local_batch, num_workers, num_nodes) @ np.array(self.parameters))
+        """The middle of the prediction, as such a row would be logged."""
+        return float(self._features(local_batch, num_workers, num_nodes) @ np.array(self.parameters))
 
     def reach(self, local_batch: float, num_workers: int, num_nodes: int) -> Reach:
         """How far from the calibrated rows."""
@@ -68,12 +86,13 @@ class StepFit:
             batch=max(0.0, math.log2(min(batches) / local_batch), math.log2(local_batch / max(batches))),
             evidence=self.evidence,
             first_time_across_nodes=num_nodes > 1 and all(row.num_nodes == 1 for row in self.rows),
-            mixed_measurement=any(row.contains_evaluation for row in self.rows),
+            mixed_measurement=self._logs_contain_evaluation,
+            lack_of_fit=self.lack_of_fit,
         )
 
     def deviation(self, local_batch: float, num_workers: int, num_nodes: int) -> float:
         """Relative standard deviation of a prediction: parameters and form."""
-        features = _features(local_batch, num_workers, num_nodes)
+        features = self._features(local_batch, num_workers, num_nodes)
         spread = math.sqrt(max(0.0, float(features @ self.covariance @ features)))
         middle = self.seconds(local_batch, num_workers, num_nodes)
         return combine(spread / middle, reach_deviation(self.reach(local_batch, num_workers, num_nodes)))
@@ -100,29 +119,12 @@ class StepFit:
             found.append(f"the rows do not determine {', '.join(self.undetermined)}: taken from the prior")
         return found
 
+    @property
+    def _logs_contain_evaluation(self) -> bool:
+        return any(row.contains_evaluation for row in self.rows)
 
-def choose_evidence(
-    rows: Sequence[Row], family: str, stack: str, accelerator: str, chassis: str
-) -> tuple[list[Row], str]:
-    """The rows to calibrate on, and a key of `EVIDENCE`: of the same family and stack, else other stacks or systems.
-
-    Raises:
-        DataError: nothing with this accelerator.
-    """
-    same_family = [row for row in rows if row.family == family]
-    same_stack = [row for row in same_family if row.stack == stack]
-    if same_stack:
-        return same_stack, "same system" if any(row.chassis == chassis for row in same_stack) else "same stack"
-    same_framework = [row for row in same_family if row.framework == _framework_of(stack)]
-    if same_framework:
-        return same_framework, "other stack"
-    if same_family:
-        return same_family, "other framework"
-    relatives = [row for row in rows if row.accelerator == accelerator]
-    relatives = relatives or [row for row in rows if generation(row.accelerator) == generation(accelerator)]
-    if relatives:
-        return relatives, "other system"
-    raise DataError(f"no calibration row has the accelerator '{accelerator}'; add one, or measure a node")
+    def _features(self, local_batch: float, num_workers: int, num_nodes: int) -> Array:
+        return _features(local_batch, num_workers, num_nodes, self._logs_contain_evaluation)
 
 
 def fit_steps(rows: Sequence[Row], evidence: str = "same system") -> StepFit:
@@ -134,47 +136,73 @@ def fit_steps(rows: Sequence[Row], evidence: str = "same system") -> StepFit:
     if not rows:
         raise DataError("no calibration rows; give at least one row of the system")
     steps = np.array([row.step_seconds for row in rows])
-    design = np.stack([_features(row.local_batch, row.num_workers, row.num_nodes) for row in rows])
-    groups = sorted({_group(row) for row in rows}) if evidence not in ("same system", "same stack") else []
-    mean, deviation = _prior(rows)
-    shared = np.zeros((len(rows), len(groups)))
-    if groups:
-        # A group's factor multiplies what the parameters say, not what was measured: outliers would pull them down.
-        first, _ = _posterior(design, steps, combine(FORM, EVIDENCE[evidence]) * steps, mean, deviation)
-        for index, row in enumerate(rows):
-            shared[index, groups.index(_group(row))] = design[index] @ first
-    mean = np.concatenate([mean, np.zeros(len(groups))])
-    deviation = np.concatenate([deviation, np.full(len(groups), EVIDENCE[evidence])])
-    parameters, covariance = _posterior(np.hstack([design, shared]), steps, FORM * steps, mean, deviation)
+    design = np.stack([row_features(row) for row in rows])
+    mean, deviation = prior(rows)
+    shared = _shared_factors(rows, design, steps, evidence) if evidence not in ("same system", "same stack") else None
+    if shared is not None:
+        design = np.hstack([design, shared])
+        mean = np.concatenate([mean, np.zeros(shared.shape[1])])
+        deviation = np.concatenate([deviation, np.full(shared.shape[1], EVIDENCE[evidence])])
+    parameters, covariance = _posterior(design, steps, FORM * steps, mean, deviation)
+    residuals = (steps - design @ parameters) / steps
+    # Rows far off their line are noisier than the form alone: they count less, and what they say is less certain.
+    lack_of_fit = max(FORM, math.sqrt(float(residuals @ residuals) / max(1, len(rows) - 1)))
+    if lack_of_fit > FORM:
+        parameters, covariance = _posterior(design, steps, lack_of_fit * steps, mean, deviation)
     count = len(PARAMETERS)
-    kept = [math.sqrt(covariance[i, i]) / deviation[i] for i in range(count)]
-    undetermined = tuple(name for name, part in zip(PARAMETERS, kept, strict=True) if part > 0.8)
+    logged = any(row.contains_evaluation for row in rows)
+    kept = [math.sqrt(covariance[i, i]) / deviation[i] for i in range(count if logged else count - 1)]
     return StepFit(
         tuple(float(value) for value in parameters[:count]),
         covariance[:count, :count],
         tuple(rows),
         evidence,
-        undetermined,
+        tuple(PARAMETERS[i] for i, part in enumerate(kept) if part > 0.8),
+        lack_of_fit,
     )
 
 
-def _features(local_batch: float, num_workers: int, num_nodes: int) -> Array:
-    return np.array([1.0, local_batch, 1.0 if num_nodes > 1 else 0.0, expected_maximum(num_workers)])
-
-
-def _prior(rows: Sequence[Row]) -> tuple[Array, Array]:
+def prior(rows: Sequence[Row], parts: Mapping[str, float] = PRIOR_PARTS) -> tuple[Array, Array]:
+    """Mean and deviation of every parameter before the rows are looked at, but for the time of a picture."""
     largest = max(row.local_batch for row in rows)
     per_picture = float(np.mean([row.step_seconds / row.local_batch for row in rows if row.local_batch == largest]))
     whole = _REFERENCE_BATCH * per_picture
     mean = np.array(
         [
-            _PRIOR_PARTS["fixed"] * whole,
+            parts["fixed"] * whole,
             per_picture,
-            _PRIOR_PARTS["across"] * whole,
-            _PRIOR_PARTS["per_worker"] * whole / expected_maximum(_REFERENCE_WORKERS),
+            parts["across"] * whole,
+            parts["scatter"] * per_picture / expected_maximum(_REFERENCE_WORKERS),
+            parts["jitter"] * whole / expected_maximum(_REFERENCE_WORKERS),
+            _EVALUATION_SECONDS,
         ]
     )
     return mean, mean.copy()
+
+
+def row_features(row: Row) -> Array:
+    """What each parameter is multiplied with in a row's step."""
+    return _features(row.local_batch, row.num_workers, row.num_nodes, row.contains_evaluation)
+
+
+def _features(local_batch: float, num_workers: int, num_nodes: int, logs_contain_evaluation: bool) -> Array:
+    evaluations = local_batch * num_workers / _PICTURES_BETWEEN_EVALUATIONS if logs_contain_evaluation else 0.0
+    slowest = expected_maximum(num_workers)
+    return np.array([1.0, local_batch, float(num_nodes > 1), local_batch * slowest, slowest, evaluations])
+
+
+def _shared_factors(rows: Sequence[Row], design: Array, steps: Array, evidence: str) -> Array:
+    """A column for each software stack: its common factor multiplies what the parameters say.
+
+    What was measured would not do in place of that: outliers would pull the parameters down.
+    """
+    mean, deviation = prior(rows)
+    first, _ = _posterior(design, steps, combine(FORM, EVIDENCE[evidence]) * steps, mean, deviation)
+    stacks = sorted({(row.family, row.stack) for row in rows})
+    shared = np.zeros((len(rows), len(stacks)))
+    for index, row in enumerate(rows):
+        shared[index, stacks.index((row.family, row.stack))] = design[index] @ first
+    return shared
 
 
 def _posterior(design: Array, values: Array, noise: Array, mean: Array, deviation: Array) -> tuple[Array, Array]:
@@ -196,20 +224,3 @@ def _posterior(design: Array, values: Array, noise: Array, mean: Array, deviatio
             break
         free &= ~negative
     return estimate, covariance
-
-
-def _framework_of(stack: str) -> str:
-    return stack.split(" ")[1] if " " in stack else ""
-
-
-def _group(row: Row) -> str:
-    return f"{row.family}|{row.stack}"
-
-
-def generation(accelerator: str) -> str:
-    """The accelerator without memory size and board: "a100", "tpu-v4", "ascend910"."""
-    name = {"dgx1": "v100", "dgx2": "v100", "dgx2h": "v100", "dgxa100": "a100", "dgxh100": "h100"}.get(accelerator)
-    found = re.match(r"tpu-v\d+|[a-z]+-?\d+", accelerator)
-    return name or (
-        found[0] if found and found[0].startswith("tpu") else found[0].replace("-", "") if found else accelerator
-    )

@@ -21,10 +21,11 @@ from typing import Any
 
 from megabatch.comm.calibration import calibration_from_text
 from megabatch.errors import ConfigError, DataError, nearest
-from megabatch.plan.calibrate import StepFit, fit_steps, generation
+from megabatch.plan.calibrate import StepFit, fit_steps
 from megabatch.plan.cluster import Cluster
 from megabatch.plan.compute import ComputeTable
 from megabatch.plan.quantity import Quantity
+from megabatch.plan.relatives import generation
 from megabatch.plan.rows import Row, read_rows
 from megabatch.plan.step_times import step_times_from_data
 from megabatch.plan.workload import Layer

@@ -50,6 +50,7 @@ class Reach:
     """How far a prediction is from what was calibrated.
 
     workers, batch: doublings outside the calibrated range. evidence: a key of `EVIDENCE`.
+    lack_of_fit: how far the calibrated rows lie off the model themselves.
     mixed_measurement: the rows are known to contain other work than training steps.
     """
 
@@ -58,6 +59,7 @@ class Reach:
     evidence: str = "same system"
     first_time_across_nodes: bool = False
     mixed_measurement: bool = False
+    lack_of_fit: float = FORM
 
 
 def interval(middle: float, deviation: float) -> Interval:
@@ -74,7 +76,7 @@ def combine(*deviations: float) -> float:
 def reach_deviation(reach: Reach) -> float:
     """Relative deviation of the model's form at this distance."""
     return combine(
-        FORM,
+        reach.lack_of_fit,
         _PER_DOUBLING_WORKERS * reach.workers,
         _PER_DOUBLING_BATCH * reach.batch,
         EVIDENCE[reach.evidence],
@@ -100,6 +102,8 @@ def reach_warnings(reach: Reach) -> list[str]:
         found.append("calibrated on other organisations' systems with this accelerator")
     if reach.first_time_across_nodes:
         found.append("calibrated inside one node only")
+    if reach.lack_of_fit > 2 * FORM:
+        found.append(f"the calibration rows disagree with one another by {reach.lack_of_fit:.0%}")
     if reach.mixed_measurement:
         found.append("the calibration rows contain evaluation passes")
     return found

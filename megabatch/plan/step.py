@@ -78,12 +78,12 @@ def step_time(
         middle = statistics.fmean(cluster.straggler_ratios)
         straggler = compute * (empirical_maximum(cluster.straggler_ratios, candidate.workers) - middle)
     if fit is not None:
-        fixed, per_picture, across, per_worker = fit.parameters
+        fixed, per_picture, across, scatter, jitter, _ = fit.parameters
         compute = passes * (fixed + per_picture * ghost)
         backend = Candidate(candidate.workers, "backend", GridShape((1, candidate.workers)), workload.bucket_mb)
         usual = exposed_seconds(cluster, workload, backend, one_pass)[0] if candidate.workers > 1 else 0.0
         exposed = max(0.0, (across if nodes > 1 else 0.0) + exposed - usual)
-        straggler = per_worker * expected_maximum(candidate.workers)
+        straggler = (scatter * passes * ghost + jitter) * expected_maximum(candidate.workers)
     loader = 0.0
     if cluster.loader_images_per_second is not None:
         loader = batch_total / nodes / cluster.loader_images_per_second.value

@@ -2,38 +2,59 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from megabatch.errors import DataError
-from megabatch.plan.calibrate import choose_evidence, fit_steps, generation
+from megabatch.plan.calibrate import PRIOR_PARTS, fit_steps
+from megabatch.plan.interval import FORM
 from megabatch.plan.rows import Row
 from megabatch.plan.straggler import expected_maximum
 
-TRUE = (0.002, 0.0003, 0.0015, 0.0008)
+TRUE = (0.002, 0.0003, 0.0015, 0.000005, 0.0004)
+"""Fixed, per picture, across, scatter, jitter; the logs contain no evaluation."""
 
 
 def row(
     workers: int, batch: float, *, stack: str = "2.0 mxnet closed", family: str = "who:a100", factor: float = 1.0
 ) -> Row:
     nodes = max(1, workers // 8)
-    fixed, per_picture, across, per_worker = TRUE
-    seconds = fixed + per_picture * batch + (across if nodes > 1 else 0) + per_worker * expected_maximum(workers)
+    fixed, per_picture, across, scatter, jitter = TRUE
+    slowest = (scatter * batch + jitter) * expected_maximum(workers)
+    seconds = fixed + per_picture * batch + (across if nodes > 1 else 0) + slowest
     accelerator = family.split(":")[1]
-    return Row(0, family, stack, accelerator, "box", f"{workers}xbox", workers, nodes, batch, factor * seconds, 0, 0, 0)
+    return Row(
+        0,
+        family,
+        stack,
+        accelerator,
+        "box",
+        f"{workers}xbox",
+        workers,
+        nodes,
+        batch,
+        factor * seconds,
+        workers * batch,
+        0,
+        0,
+    )
 
 
 def test_many_rows_determine_everything() -> None:
     rows = [row(n, b) for n in (1, 8, 16, 64) for b in (8.0, 32.0, 128.0, 512.0)] * 40
     fit = fit_steps(rows)
     assert fit.undetermined == ()
-    assert fit.parameters == pytest.approx(TRUE, rel=0.25)
+    assert fit.parameters[:5] == pytest.approx(TRUE, rel=0.25)
+    for value, deviation, true in zip(fit.parameters, fit.deviations, TRUE, strict=False):
+        assert abs(value - true) < 2 * deviation
     assert fit.seconds(64, 1024, 128) == pytest.approx(row(1024, 64).step_seconds, rel=0.03)
 
 
 def test_one_row_determines_the_pictures_only_and_says_so() -> None:
     fit = fit_steps([row(8, 408.0)])
-    assert set(fit.undetermined) == {"fixed", "across", "per_worker"}
+    assert set(fit.undetermined) == {"fixed", "across", "scatter", "jitter"}
     assert fit.parameters[1] == pytest.approx(TRUE[1], rel=0.05)
     near, far = fit.predict(408, 8, 1), fit.predict(16, 4096, 512)
     assert near.high / near.low < 1.2
@@ -49,16 +70,14 @@ def test_intervals_hold_new_systems_drawn_from_the_prior() -> None:
     held = 0
     for _ in range(300):
         whole = 256 * 0.0003
-        fixed, across = (
-            0.02 * whole * abs(1 + random.standard_normal()),
-            0.015 * whole * abs(1 + random.standard_normal()),
-        )
-        growth = 0.02 * whole / expected_maximum(64) * abs(1 + random.standard_normal())
+        drawn = {name: part * whole * abs(1 + random.standard_normal()) for name, part in PRIOR_PARTS.items()}
 
-        def seconds(batch: float, workers: int, values: tuple[float, ...] = (fixed, across, growth)) -> float:
-            apart = values[1] if workers > 8 else 0.0
-            mean = values[0] + 0.0003 * batch + apart + values[2] * expected_maximum(workers)
-            return mean * float(np.exp(0.03 * random.standard_normal()))
+        def seconds(batch: float, workers: int, drawn: dict[str, float] = drawn) -> float:
+            apart = drawn["across"] if workers > 8 else 0.0
+            delay = (
+                (drawn["scatter"] * batch / 256 + drawn["jitter"]) * expected_maximum(workers) / expected_maximum(64)
+            )
+            return (drawn["fixed"] + 0.0003 * batch + apart + delay) * float(np.exp(0.03 * random.standard_normal()))
 
         made = [
             Row(0, "a:b", "s f c", "b", "x", "x", n, max(1, n // 8), b, seconds(b, n), 0, 0, 0)
@@ -71,19 +90,6 @@ def test_intervals_hold_new_systems_drawn_from_the_prior() -> None:
 def test_no_parameter_is_negative() -> None:
     fit = fit_steps([row(8, 408.0), row(64, 51.0, factor=0.8)])
     assert min(fit.parameters) >= 0
-
-
-def test_evidence_goes_from_near_to_far() -> None:
-    own, older = row(8, 408.0), row(8, 408.0, stack="1.1 mxnet closed", factor=1.1)
-    framework, other = row(8, 408.0, stack="2.0 jax closed"), row(8, 400.0, family="else:a100-pcie", factor=1.2)
-    rows = [own, older, framework, other]
-    assert choose_evidence(rows, own.family, own.stack, "a100", "box") == ([own], "same system")
-    assert choose_evidence(rows, own.family, own.stack, "a100", "tower") == ([own], "same stack")
-    assert choose_evidence([older, framework, other], own.family, own.stack, "a100", "box") == ([older], "other stack")
-    assert choose_evidence([framework, other], own.family, own.stack, "a100", "box") == ([framework], "other framework")
-    assert choose_evidence([other], own.family, own.stack, "a100", "box") == ([other], "other system")
-    with pytest.raises(DataError, match="no calibration row has the accelerator 'h100'"):
-        choose_evidence(rows, "who:h100", own.stack, "h100", "box")
 
 
 def test_another_stack_widens_and_many_of_its_rows_do_not_outvote_that() -> None:
@@ -99,6 +105,25 @@ def test_answers_that_would_mean_nothing_are_refused() -> None:
         fit_steps([])
 
 
-def test_generations() -> None:
-    names = {"dgxa100": "a100", "a100-pcie-80gb": "a100", "tpu-v4": "tpu-v4", "ascend-910-pro-a": "ascend910"}
-    assert {name: generation(name) for name in names} == names
+def test_rows_off_their_line_widen_the_interval_and_say_so() -> None:
+    even = fit_steps([row(8, 408.0), row(16, 204.0), row(32, 102.0), row(64, 51.0)])
+    uneven = fit_steps([row(8, 408.0), row(16, 204.0), row(32, 102.0, factor=1.5), row(64, 51.0)])
+    assert even.lack_of_fit == FORM
+    assert uneven.lack_of_fit > 0.1
+    narrow, wide = even.predict(51, 128, 16), uneven.predict(51, 128, 16)
+    assert wide.high / wide.low > 1.5 * narrow.high / narrow.low
+    assert "disagree with one another" in " ".join(uneven.warnings(51, 128, 16))
+    assert "disagree" not in " ".join(even.warnings(51, 128, 16))
+
+
+def test_evaluation_in_the_logs_is_told_from_the_step() -> None:
+    """A second of evaluation every four epochs: the fit knows of it where such logs are known, and not elsewhere."""
+    between = 4 * 1_281_167
+    errors = {}
+    for family in ("google:tpu-v3", "who:tpu-v3"):
+        rows = [row(n, b, family=family) for n, b in ((8, 512.0), (8, 64.0), (32, 512.0), (64, 512.0))] * 40
+        logged = [replace(one, step_seconds=one.step_seconds + one.batch_total / between) for one in rows]
+        larger = row(512, 64.0).step_seconds + 512 * 64 / between
+        errors[family] = abs(fit_steps(logged).seconds(64, 512, 64) / larger - 1)
+    assert errors["google:tpu-v3"] < 0.06
+    assert errors["who:tpu-v3"] > 0.12
