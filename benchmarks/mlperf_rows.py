@@ -7,7 +7,9 @@
 One row per system that ran ResNet-50: medians over its runs. A step is the time between the start of a block of
 epochs and its evaluation, over the updates in it; the first block, which warms up, is left out. Rounds are told
 apart by the folder's name. Submitters hand the same logs in again in later rounds: `--after` keeps runs that began
-after a day, and of equal logs only the first counts, so that a split by rounds is a split of measurements.
+after a day, and of equal logs only the first counts, so that a split by rounds is a split of measurements. Of round
+0.5, whose logs have another form, NVIDIA's systems are read: each node logs one `run_clear_caches`, and the batch
+is that of an accelerator.
 """
 
 from __future__ import annotations
@@ -21,10 +23,11 @@ import statistics
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Run", "read_run", "rows_of"]
+__all__ = ["Run", "old_rows_of", "read_old_run", "read_run", "rows_of"]
 
 PICTURES = 1_281_167
 COLUMNS = (
@@ -68,6 +71,41 @@ def read_run(text: str) -> Run | None:
     if not batch_total or not began or not ended or len(steps) < 2:
         return None
     return Run(began, batch_total, statistics.median(steps[1:]), (ended - began) / 1e3, last_epoch)
+
+
+def read_old_run(text: str, workers_per_node: int) -> tuple[Run, int] | None:
+    """The run of a log of round 0.5 and its number of nodes; its epochs are timed one by one."""
+    marks: list[tuple[float, str]] = []
+    nodes, local_batch = 0, 0
+    for moment, key, value in re.findall(r":::MLPv0\.5\.0 resnet ([\d.]+) \([^)]*\) (\w+)(?:: (\S*))?", text):
+        nodes += key == "run_clear_caches"
+        local_batch = int(value) if key == "input_batch_size" else local_batch
+        if key in ("run_start", "train_epoch", "eval_start", "eval_stop", "run_stop"):
+            marks.append((float(moment), key))
+    ends = ("train_epoch", "eval_start")
+    epochs = [end - begin for (begin, key), (end, then) in pairwise(marks) if key == "train_epoch" and then in ends]
+    batch_total = local_batch * nodes * workers_per_node
+    if not batch_total or len(epochs) < 2:
+        return None
+    step = statistics.median(epochs[1:]) * batch_total / PICTURES
+    seconds = marks[-1][0] - marks[0][0]
+    return Run(int(1e3 * marks[0][0]), batch_total, step, seconds, float(len(epochs))), nodes
+
+
+def old_rows_of(checkout: Path) -> Iterator[dict[str, Any]]:
+    """NVIDIA's rows of round 0.5."""
+    for folder in sorted(checkout.glob("v0.5.0/nvidia/submission/results/*/resnet")):
+        entry = json.loads(_text(folder.parent / "entry.json"))["nodes"][0]
+        per_node = int(entry["num_accelerators"])
+        read = [found for path in sorted(folder.glob("result_*.txt")) if (found := read_old_run(_text(path), per_node))]
+        if read:
+            system = {
+                "number_of_nodes": read[0][1],
+                "accelerators_per_node": per_node,
+                "accelerator_model_name": entry["accelerator"],
+                "division": "closed",
+            }
+            yield {**_row("0.5", folder, system, [run for run, _ in read]), "org": "NVIDIA"}
 
 
 def rows_of(checkout: Path, after: datetime.date, seen: set[tuple[object, ...]]) -> Iterator[dict[str, Any]]:
@@ -158,6 +196,7 @@ def main() -> None:
     options = parser.parse_args()
     seen: set[tuple[object, ...]] = set()
     rows = [row for checkout in options.checkouts for row in rows_of(checkout, options.after, seen)]
+    rows += [row for checkout in options.checkouts for row in old_rows_of(checkout)]
     if options.output is None:
         _write(rows, sys.stdout)
         return

@@ -163,7 +163,10 @@ def fit_steps(rows: Sequence[Row], evidence: str = "same system") -> StepFit:
 
 
 def prior(rows: Sequence[Row], parts: Mapping[str, float] = PRIOR_PARTS) -> tuple[Array, Array]:
-    """Mean and deviation of every parameter before the rows are looked at, but for the time of a picture."""
+    """Mean and deviation of every parameter before the rows are looked at, but for the time of a picture.
+
+    Rows inside one node say nothing about the network: then `across` is twice as uncertain.
+    """
     largest = max(row.local_batch for row in rows)
     per_picture = float(np.mean([row.step_seconds / row.local_batch for row in rows if row.local_batch == largest]))
     whole = _REFERENCE_BATCH * per_picture
@@ -177,7 +180,9 @@ def prior(rows: Sequence[Row], parts: Mapping[str, float] = PRIOR_PARTS) -> tupl
             _EVALUATION_SECONDS,
         ]
     )
-    return mean, mean.copy()
+    deviation = mean.copy()
+    deviation[PARAMETERS.index("across")] *= 1 if any(row.num_nodes > 1 for row in rows) else 2
+    return mean, deviation
 
 
 def row_features(row: Row) -> Array:
