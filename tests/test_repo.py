@@ -78,6 +78,7 @@ TORCH_FREE = (
     *("megabatch.train.entry", "megabatch.train.folder", "megabatch.train.world"),
     "megabatch.study.conduct",
     *("megabatch.plan.request", "megabatch.plan.show", "megabatch.plan.validate", "megabatch.plan.loop"),
+    *("megabatch.plan.simgrid", "megabatch.plan.simgrid_child", "megabatch.plan.crosscheck"),
 )
 
 WHOLE_RUNS = "only whole runs show what it does: tests/system"

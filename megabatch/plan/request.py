@@ -14,6 +14,7 @@ from megabatch.comm.shape import parse_grid
 from megabatch.errors import ConfigError, nearest
 from megabatch.plan.cluster import Cluster, cluster_names, load_cluster
 from megabatch.plan.convergence import MLPERF_TARGET, ConvergenceLaw, mlperf_law, read_study
+from megabatch.plan.crosscheck import CHECKS, check_plan
 from megabatch.plan.evidence import gather
 from megabatch.plan.planfile import plan_as_data
 from megabatch.plan.planner import Goal, PlanResult, plan, worker_counts
@@ -50,13 +51,19 @@ class PlanRequest:
     epochs: float | None = None
     output: Path | None = None
     figure: Path | None = None
+    check_with: str | None = None
     as_json: bool = False
 
 
 def answer(request: PlanRequest) -> None:
     """Plan and tell."""
+    if request.check_with not in (None, *CHECKS):
+        raise ConfigError(f"plans cannot be checked with '{request.check_with}'; known: {', '.join(CHECKS)}")
     result, cluster, workload = run(request)
     data = plan_as_data(result, cluster.name, workload, _stages_text(request, result, workload))
+    check = check_plan(cluster, workload, result.chosen.candidate) if request.check_with else None
+    if check is not None:
+        data["check"] = check.as_data()
     if request.output is not None:
         write_atomically(request.output, json.dumps(data, indent=1) + "\n")
     if request.figure is not None:
@@ -66,9 +73,11 @@ def answer(request: PlanRequest) -> None:
     if request.as_json:
         print(json.dumps(data))
         return
-    from megabatch.plan.show import print_plan
+    from megabatch.plan.show import print_check, print_plan
 
     print_plan(result, cluster, workload)
+    if check is not None:
+        print_check(check)
     if request.output is not None:
         print(f"plan written; follow it with  megabatch train {workload.name} --plan {request.output}")
 

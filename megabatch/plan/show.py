@@ -9,13 +9,14 @@ from rich.console import Console
 from rich.table import Table
 
 from megabatch.plan.cluster import Cluster
+from megabatch.plan.crosscheck import Crosscheck
 from megabatch.plan.interval import Interval
 from megabatch.plan.planner import FLAT_ALGORITHMS, PlanResult
 from megabatch.plan.predict import Prediction
 from megabatch.plan.validate import Validation
 from megabatch.plan.workload import Workload
 
-__all__ = ["duration", "print_plan", "print_validation"]
+__all__ = ["duration", "print_check", "print_plan", "print_validation"]
 
 _SHOWN = 12
 _BAR = 30
@@ -46,6 +47,21 @@ def print_plan(result: PlanResult, cluster: Cluster, workload: Workload, console
         out.print(f"[bold]Would save most[/bold] of the total time: {words}")
     for warning in chosen.warnings:
         out.print(f"[yellow]wider interval:[/yellow] {warning}")
+
+
+def print_check(check: Crosscheck, console: Console | None = None) -> None:
+    """One all-reduce of each size of bucket by three engines."""
+    out = console or Console(highlight=False, soft_wrap=True)
+    heads = ("bucket", "times", "mode", "closed form", "simulation", "SimGrid", "difference")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for head in heads:
+        table.add_column(head, justify="left" if head == "mode" else "right", no_wrap=True)
+    for one in check.buckets:
+        seconds = (one.closed_form_seconds, one.simulation_seconds, one.simgrid_seconds)
+        times = (f"{1e3 * each:,.3f} ms" for each in seconds)
+        table.add_row(f"{one.num_bytes / 2**20:.2f} MB", str(one.count), one.mode, *times, f"{one.error:+.3%}")
+    out.print(f"[bold]Checked[/bold] with SimGrid {check.simgrid_version}, one all-reduce of each bucket")
+    out.print(table)
 
 
 def print_validation(validation: Validation, console: Console | None = None) -> None:

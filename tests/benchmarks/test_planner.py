@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 
-from benchmarks.planner import emulated_errors, paper_rows, simgrid_errors, simulation_errors
+import pytest
+
+from benchmarks import planner
+from benchmarks.planner import emulated_errors, live_errors, paper_rows, simgrid_errors, simulation_errors
+from tests.plan.laboratory import need_simgrid
 
 
 def test_arithmetic_claims() -> None:
     assert max(abs(error) for _, error in simgrid_errors()) <= 0.005
     assert max(abs(error) for _, error in simulation_errors()) <= 0.001
+
+
+def test_live_simgrid() -> None:
+    need_simgrid()
+    closed, free = live_errors().values()
+    assert statistics.median(abs(error) for _, error in closed) <= 0.001
+    assert max(abs(error) for _, error in closed) <= 0.02
+    assert max(abs(error) for _, error in free) <= 0.02
+
+
+def test_without_simgrid_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "find_simgrid", lambda: None)
+    assert live_errors() == {}
 
 
 def test_papers_have_an_interval_each() -> None:

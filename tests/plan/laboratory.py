@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
+import pytest
+
 from megabatch.plan.cluster import Cluster, read_cluster
+from megabatch.plan.simgrid import find_simgrid
 from megabatch.plan.workload import Layer, Workload, model_layers
 from megabatch.schedule.batch import parse_stages
 
@@ -57,3 +62,12 @@ def workload(batch: int | str = 32768, ghost: int = 32, epochs: float = 90.0) ->
 def two_layers() -> tuple[Layer, ...]:
     """One million parameters, most of the work in the first layer."""
     return (Layer("first", 250_000, 0.75), Layer("last", 750_000, 0.25))
+
+
+def need_simgrid() -> None:
+    """Without SimGrid the test is skipped, in CI it fails."""
+    if find_simgrid() is None:
+        message = "no SimGrid here; `make simgrid` installs it, or says how"
+        if os.environ.get("CI") == "true":
+            pytest.fail(message)
+        pytest.skip(message)

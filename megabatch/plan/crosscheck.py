@@ -1,0 +1,98 @@
+"""The chosen plan's all-reduce by three engines: the closed form that planned it, our own simulation, and SimGrid.
+
+Rounds are played in step. Chains and lanes, which ranks do not run in step, are played free while they are few
+enough: `mode` says which. Agreement speaks for the arithmetic; rates and latencies are the same in all three.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from megabatch.comm.phases import phases
+from megabatch.errors import ConfigError
+from megabatch.plan.cluster import Cluster
+from megabatch.plan.cost import price_all_reduce
+from megabatch.plan.simgrid import play, play_of
+from megabatch.plan.simulate import lock_step_seconds, simulate_all_reduce
+from megabatch.plan.step import Candidate
+from megabatch.plan.workload import Workload, fill_buckets
+
+__all__ = ["CHECKS", "CheckedBucket", "Crosscheck", "check_plan"]
+
+CHECKS = ("simgrid",)
+_MOST_FREE = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedBucket:
+    """One size of bucket, how many of it there are, and the seconds of one all-reduce by each engine."""
+
+    num_bytes: int
+    count: int
+    mode: str
+    closed_form_seconds: float
+    simulation_seconds: float
+    simgrid_seconds: float
+
+    @property
+    def error(self) -> float:
+        """The closed form over SimGrid, minus 1."""
+        return self.closed_form_seconds / self.simgrid_seconds - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Crosscheck:
+    """All sizes of buckets of one plan, largest first, and the version of SimGrid."""
+
+    buckets: tuple[CheckedBucket, ...]
+    simgrid_version: str
+
+    def as_data(self) -> dict[str, Any]:
+        """For `--json` and the plan's file."""
+        rows = [{**dataclasses.asdict(one), "error": one.error} for one in self.buckets]
+        return {"simgrid_version": self.simgrid_version, "buckets": rows}
+
+
+def check_plan(cluster: Cluster, workload: Workload, candidate: Candidate) -> Crosscheck:
+    """Price and play the buckets of a candidate.
+
+    Raises:
+        ConfigError: nothing that can be played, too many transfers, or no SimGrid.
+    """
+    _refuse_unplayable(cluster, candidate)
+    network, algorithm, grid = cluster.network, candidate.algorithm, candidate.grid
+    phase_list = phases(algorithm, grid)
+    cut = fill_buckets(workload.layers, workload.bytes_per_parameter, candidate.bucket_mb)
+    sizes = sorted(Counter(bucket.num_bytes for bucket in cut).items(), reverse=True)
+    several = max(phase.lane for phase in phase_list) > 0
+    free = several or any(phase.pipelined for phase in phase_list)
+    if free and not several:
+        free = len(sizes) * play_of(algorithm, grid, 1.0, free=True).num_transfers <= _MOST_FREE
+    plays = [play_of(algorithm, grid, num_bytes, free=free) for num_bytes, _ in sizes]
+    answer = play(network, plays)
+    found = []
+    for (num_bytes, count), one, seconds in zip(sizes, plays, answer.seconds, strict=True):
+        if free:
+            own = simulate_all_reduce(network, algorithm, grid, num_bytes)
+        else:
+            own = lock_step_seconds(network, one.lanes[0], grid.num_ranks, num_bytes)
+        closed = price_all_reduce(cluster, algorithm, grid, num_bytes).seconds
+        found.append(CheckedBucket(num_bytes, count, "free" if free else "in step", closed, own, seconds))
+    return Crosscheck(tuple(found), answer.version)
+
+
+def _refuse_unplayable(cluster: Cluster, candidate: Candidate) -> None:
+    if candidate.workers == 1:
+        raise ConfigError("the plan is for 1 worker, which reduces nothing to check; plan for more with --workers")
+    if cluster.calibration is not None:
+        raise ConfigError(
+            "the plan is priced by measured axes, and SimGrid needs links; leave the links.json of --calibrate out"
+        )
+    if candidate.algorithm == "backend" and cluster.network.collectives == "tree":
+        raise ConfigError(
+            f"the plan takes the backend's own all-reduce, on '{cluster.name}' a formula without phases to play; "
+            "name another with --algorithm, such as torus"
+        )
