@@ -12,18 +12,23 @@ batches (docs/results/planning.md), not the network.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from megabatch.errors import ConfigError
-from megabatch.plan.quantity import CERTAINTIES, read_quantity
+from megabatch.plan.edge import BATCH, STEP, Span, plain_text, shown
+from megabatch.plan.quantity import CERTAINTIES, check_certainty, read_quantity
 
-__all__ = ["FIXED_SHARE", "ComputeTable", "read_compute"]
+__all__ = ["BACKWARD_SHARE", "FIXED_SHARE", "ComputeTable", "check_points", "read_compute"]
 
 FIXED_SHARE = 0.02
 """Part of a one-node step at a large batch that does not depend on the batch, where nothing else is known."""
+
+BACKWARD_SHARE = Span(0.01, 0.99)
+"""What part of a step the backward pass can be."""
 
 _PER_DOUBLING = 0.04
 
@@ -95,7 +100,10 @@ class ComputeTable:
 
 
 def read_compute(table: Any, source: str) -> ComputeTable:
-    """Read the [compute] table of a cluster file: `model`, `milliseconds_by_local_batch = { "32" = 50.0 }`."""
+    """Read the [compute] table of a cluster file: `model`, `milliseconds_by_local_batch = { "32" = 50.0 }`.
+
+    The `certainty` of the table holds for bare numbers; the least certain step time speaks for all.
+    """
     if not isinstance(table, Mapping) or "milliseconds_by_local_batch" not in table:
         raise ConfigError(
             f"{source} has no measured step times; add [compute] with model and "
@@ -103,31 +111,47 @@ def read_compute(table: Any, source: str) -> ComputeTable:
         )
     rows = table["milliseconds_by_local_batch"]
     if not isinstance(rows, Mapping) or not rows:
-        raise ConfigError(f"compute.milliseconds_by_local_batch of {source} is empty; give at least one batch")
+        raise ConfigError(
+            f"compute.milliseconds_by_local_batch of {source} is {shown(rows)}; "
+            'give at least one batch and its step, such as { "32" = 50.0 }'
+        )
     known = {"model", "milliseconds_by_local_batch", "certainty", "source", "backward_share"}
     if unknown := set(table) - known:
         raise ConfigError(
-            f"[compute] of {source} has unknown keys {', '.join(sorted(unknown))}; known: {', '.join(sorted(known))}"
+            f"[compute] of {source} has unknown keys {', '.join(map(shown, sorted(unknown)))}; "
+            f"known: {', '.join(sorted(known))}"
         )
-    points = []
+    usual = check_certainty(table.get("certainty", "given"), f"[compute] of {source}")
+    points, certainties = [], []
     for batch_text, entry in rows.items():
-        if not str(batch_text).isascii() or not str(batch_text).isdigit() or int(batch_text) < 1:
-            raise ConfigError(f"local batch '{batch_text}' in [compute] of {source} is not a whole number above 0")
-        milliseconds = read_quantity(entry, f"step time of local batch {batch_text} in {source}")
-        points.append((float(batch_text), milliseconds.value / 1e3))
-    points.sort()
-    for (b0, t0), (b1, t1) in pairwise(points):
-        if t1 < t0:
+        if not re.fullmatch("[0-9]{1,10}", batch_text, re.ASCII) or BATCH.why_not(int(batch_text)):
+            raise ConfigError(
+                f"local batch {shown(batch_text)} in [compute] of {source} is not a whole number above 0, at most "
+                f"{BATCH.most:g}; write pictures in quotes"
+            )
+        step = read_quantity(entry, f"step time of local batch {batch_text} in {source}", STEP, 1e-3, usual)
+        points.append((float(batch_text), step.value))
+        certainties.append(step.certainty)
+    check_points(points, source)
+    share = table.get("backward_share", 2 / 3)
+    if needed := BACKWARD_SHARE.why_not(share):
+        raise ConfigError(f"compute.backward_share of {source} is {shown(share)}; {needed}")
+    return ComputeTable(
+        model=plain_text(table.get("model", "resnet50"), f"compute.model of {source}"),
+        points=tuple(sorted(points)),
+        certainty=max(certainties, key=lambda name: CERTAINTIES[name]),
+        source=plain_text(table.get("source", ""), f"compute.source of {source}"),
+        backward_share=float(share),
+    )
+
+
+def check_points(points: Sequence[tuple[float, float]], source: str, tolerance: float = 0.0) -> None:
+    """Refuse step times that cannot be: a batch twice, or more pictures in less time by more than `tolerance` of it."""
+    for (b0, t0), (b1, t1) in pairwise(sorted(points)):
+        if b1 == b0:
+            raise ConfigError(f"step times of {source} hold local batch {b0:g} twice; keep one of the two")
+        if t1 < t0 * (1 - tolerance):
             raise ConfigError(
                 f"step times of {source} contradict each other: {b1:g} pictures in {1e3 * t1:g} ms, "
                 f"but {b0:g} in {1e3 * t0:g} ms; measure again"
             )
-    certainty = str(table.get("certainty", "given"))
-    if certainty not in CERTAINTIES:
-        raise ConfigError(f"certainty '{certainty}' in [compute] of {source}; choose one of {', '.join(CERTAINTIES)}")
-    share = read_quantity(table.get("backward_share", 2 / 3), f"compute.backward_share of {source}").value
-    if share >= 1:
-        raise ConfigError(f"compute.backward_share of {source} is {share:g}; give a part of the step below 1")
-    return ComputeTable(
-        str(table.get("model", "resnet50")), tuple(points), certainty, str(table.get("source", "")), share
-    )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from megabatch.plan.compute import ComputeTable
+from megabatch.errors import ConfigError
+from megabatch.plan.compute import ComputeTable, check_points, read_compute
 
 TABLE = ComputeTable("resnet50", ((16.0, 0.026), (32.0, 0.050), (64.0, 0.098)))
 
@@ -34,3 +35,43 @@ def test_a_lone_point_has_a_fixed_part() -> None:
     assert lone.seconds(100) == pytest.approx(1.0)
     assert lone.seconds(50) == pytest.approx(0.02 + 0.49)
     assert lone.times(2).seconds(50) == pytest.approx(1.02)
+
+
+def test_the_least_certain_step_time_speaks_for_the_table() -> None:
+    rows = {"64": {"value": 98.0, "certainty": "assumed", "source": "guess"}, "32": 49.9}
+    table = read_compute({"certainty": "measured", "milliseconds_by_local_batch": rows}, "x")
+    assert table.batches == (32, 64)
+    assert table.seconds(32) == pytest.approx(0.0499)
+    assert table.relative_deviation == 0.35
+    rows["64"] = 98.0
+    assert read_compute({"certainty": "measured", "milliseconds_by_local_batch": rows}, "x").relative_deviation == 0.03
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        (5, "no measured step times"),
+        ({"milliseconds_by_local_batch": 5}, "is 5; give at least one batch"),
+        ({"milliseconds_by_local_batch": {}}, "give at least one batch"),
+        ({"milliseconds_by_local_batch": {"9" * 5000: 5}}, "not a whole number above 0"),
+        ({"milliseconds_by_local_batch": {"9999999999": 5}}, "at most 1e.09"),
+        ({"milliseconds_by_local_batch": {"32": 5, "032": 5}}, "hold local batch 32 twice; keep one"),
+        ({"milliseconds_by_local_batch": {"32": 1e300}}, "give a number from"),
+        ({"milliseconds_by_local_batch": {"32": 5}, "backward_share": 1}, "backward_share of x is 1; give a number"),
+        ({"milliseconds_by_local_batch": {"32": 5}, "backward_share": {"value": 0.6}}, "give a number from 0.01"),
+        ({"milliseconds_by_local_batch": {"32": 5}, "certainty": "sure"}, "choose one of"),
+        ({"milliseconds_by_local_batch": {"32": 5}, "model": "a\nb"}, "text on one line"),
+        ({"milliseconds_by_local_batch": {"32": 5}, "a\nb": 1}, "unknown keys"),
+    ],
+)
+def test_tables_that_cannot_be(table: object, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        read_compute(table, "x")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_fall_within_the_tolerance_is_chance() -> None:
+    points = [(64.0, 0.097), (32.0, 0.100)]
+    check_points(points, "x", tolerance=0.04)
+    with pytest.raises(ConfigError, match="64 pictures in 97 ms, but 32 in 100 ms; measure again"):
+        check_points(points, "x", tolerance=0.02)
