@@ -11,6 +11,7 @@ by the distance between the 10th and the 90th percentile, so that a single hiccu
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping
@@ -19,13 +20,22 @@ from pathlib import Path
 from typing import Any
 
 from megabatch.errors import ConfigError
-from megabatch.plan.compute import ComputeTable
+from megabatch.plan.compute import BACKWARD_SHARE, ComputeTable, check_points
+from megabatch.plan.edge import BATCH, COUNT, SCATTER, STEP, Span, is_plain, shown
 from megabatch.plan.workload import Layer
 from megabatch.report.record import write_atomically
 
 __all__ = ["StepRow", "StepTimes", "read_step_times", "step_times_from_data", "step_times_text", "write_step_times"]
 
 FORMAT = 1
+
+_ROW_SPANS = {
+    "local_batch": dataclasses.replace(BATCH, whole=True),
+    "seconds": STEP,
+    "deviation": Span(0.0, SCATTER.most),
+    "iterations": COUNT,
+}
+_LAYER_SPANS = {"parameters": dataclasses.replace(COUNT, most=1e12, or_zero=True), "work": Span(0.0, 1.0)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,27 +87,46 @@ def write_step_times(path: str | Path, times: StepTimes) -> None:
 
 
 def step_times_from_data(content: Mapping[str, Any], source: str) -> StepTimes:
-    """Read the parsed content of such a file; `source` names it in errors."""
+    """Read the parsed content of such a file; `source` names it in errors.
+
+    Raises:
+        ConfigError: another format, a damaged file, or times that fall with the batch by more than they are uncertain.
+    """
     if content.get("megabatch_step_times") != FORMAT:
         raise ConfigError(f"{source} has another format than this version writes ({FORMAT}); measure again")
     try:
-        rows = sorted((StepRow(**row) for row in content["rows"]), key=lambda row: row.local_batch)
-        layers = tuple(Layer(**layer) for layer in content["layers"])
         times = StepTimes(
-            model=str(content["model"]),
-            device=str(content["device"]),
-            threads=int(content["threads"]),
-            backward_share=float(content["backward_share"]),
-            layers=layers,
-            rows=tuple(rows),
+            model=content["model"],
+            device=content["device"],
+            threads=content["threads"],
+            backward_share=content["backward_share"],
+            layers=tuple(Layer(**layer) for layer in content["layers"]),
+            rows=tuple(sorted((StepRow(**row) for row in content["rows"]), key=lambda row: row.local_batch)),
             versions=dict(content.get("versions", {})),
         )
-        bad = [row for row in rows if not (row.local_batch >= 1 and row.seconds > 0 and row.deviation >= 0)]
-        if not rows or not layers or bad or not 0 < times.backward_share < 1:
-            raise ValueError(f"rows {bad}" if bad else "rows, layers or backward_share")
-        return times
+        _check(times)
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{source} is damaged ({error}); measure again with `megabatch bench step`") from None
+    check_points(times.table.points, source, tolerance=2 * times.table.relative_deviation)
+    return times
+
+
+def _check(times: StepTimes) -> None:
+    """Raise `ValueError` for what no measurement gives."""
+    values: list[tuple[str, object, Span]] = [
+        ("threads", times.threads, COUNT),
+        ("backward_share", times.backward_share, BACKWARD_SHARE),
+    ]
+    values += [(name, getattr(row, name), span) for row in times.rows for name, span in _ROW_SPANS.items()]
+    values += [(name, getattr(layer, name), span) for layer in times.layers for name, span in _LAYER_SPANS.items()]
+    for name, value, span in values:
+        if needed := span.why_not(value):
+            raise ValueError(f"{name} is {shown(value)}, not {needed.removeprefix('give ')}")
+    for text in (times.model, times.device):
+        if not isinstance(text, str) or not is_plain(text):
+            raise ValueError(f"a name is {shown(text)}")
+    if not times.rows or abs(sum(layer.work for layer in times.layers) - 1) > 0.01:
+        raise ValueError("rows are missing, or the work of the layers is not 1 in all")
 
 
 def read_step_times(path: str | Path) -> StepTimes:
