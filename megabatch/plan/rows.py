@@ -8,29 +8,49 @@ Needed are `N`, `local_b` (or `gbs`) and `step_ms`; the rest names the family an
     stack    round, framework and division, which share software
 
 Where a row of an old round leaves N out, it is read from the system's name: `dgx1_n130` is 130 nodes of 8,
-`4xC4140` is 4 nodes, `2-nodes-16s` is 16 sockets. Rows whose columns contradict one another are refused.
+`4xC4140` is 4 nodes, `2-nodes-16s` is 16 sockets. Where it leaves the nodes out, they are N over the workers of a
+node: `acc_per_node`, or those of a known chassis, else 8. Rows whose columns contradict one another are refused; one
+whose nodes do not hold its N workers is kept, with a remark.
 """
 
 from __future__ import annotations
 
 import csv
-import math
+import dataclasses
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 
 from megabatch.errors import DataError
+from megabatch.plan.edge import BATCH, BATCH_TOTAL, COUNT, DURATION, EPOCHS, STEP, Span, is_plain, shown
 
-__all__ = ["Row", "read_rows"]
+__all__ = ["Row", "read_rows", "refuse_contradicting"]
 
 _CHASSIS = {"dgx1": 8, "dgx2h": 16, "dgx2": 16, "dgxa100": 8, "dgxh100": 8}
 _FRAMEWORK = re.compile(r"fjmxnet|mxnet|tensorflow|mindspore|paddlepaddle|pytorch|shampoo|jax|tf", re.IGNORECASE)
-_NODES = (re.compile(r"_n(\d+)(?:_|$)"), re.compile(r"^(\d+)x"), re.compile(r"^(\d+)-nodes?"))
+_NODES = (re.compile(r"_n(\d{1,7})(?:_|$)"), re.compile(r"^(\d{1,7})x"), re.compile(r"^(\d{1,7})-nodes?"))
 _COUNTS = re.compile(r"^\d+(-nodes?-\d+s-|x|(?=r\d))|[_-]n\d+(?=_|$)|(?<=tpu-v\d)-\d+|(?<=modelarts)_\d+")
 """What in a name counts machines: without it the names of one chassis are alike."""
 _GPU = re.compile(r"[avhplbtk]\d{1,3}(?!\d|fx)|gh\d+|mi\d+|rtx|dgx|geforce|titan")
+_USUAL_PER_NODE = 8
 _SAME_RUN = 0.05
+_CLEARLY_LESS, _MUCH_LESS = 0.95, 0.80
+_COUNT = dataclasses.replace(COUNT, or_zero=True)
+_SPANS: dict[str, tuple[Span, float]] = {
+    "nodes": (_COUNT, 1.0),
+    "acc_per_node": (_COUNT, 1.0),
+    "N": (_COUNT, 1.0),
+    "gbs": (dataclasses.replace(BATCH_TOTAL, or_zero=True), 1.0),
+    "local_b": (dataclasses.replace(BATCH, or_zero=True), 1.0),
+    "img_s": (Span(1e-6, 1e15, or_zero=True), 1.0),
+    "step_ms": (STEP, 1e-3),
+    "ttt_s": (DURATION, 1.0),
+    "epochs": (dataclasses.replace(EPOCHS, or_zero=True), 1.0),
+}
+"""What can be in a column, and its unit; 0 where the public tables mean that it is not told."""
+_TEXTS = ("round", "org", "system", "division", "accel")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,62 +95,97 @@ class Row:
 
 
 def read_rows(path: str | Path) -> tuple[list[Row], list[str]]:
-    """The usable rows, and a sentence for each that was left aside.
+    """The usable rows, and a sentence for each row that was left aside or is doubted.
 
     Raises:
         DataError: no such table, a value that cannot be, or rows that contradict each other.
     """
     try:
         with open(path, encoding="utf-8", newline="") as file:
-            table = list(csv.DictReader(file))
+            reader = csv.DictReader(file)
+            table = [(reader.line_num, cells) for cells in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"'{path}' cannot be read ({error}); give a CSV of measured systems") from None
-    columns = set(table[0]) if table else set()
-    if not table or not {"N", "step_ms"} <= columns or not columns & {"local_b", "gbs"}:
+    columns = {str(name) for name in table[0][1]} if table else set()
+    if not {"N", "step_ms"} <= columns or not columns & {"local_b", "gbs"}:
         raise DataError(
-            f"'{path}' has columns {', '.join(sorted(map(str, columns))) or 'none'}; "
-            "needed are N, step_ms and local_b or gbs"
+            f"'{path}' has columns {', '.join(sorted(columns)) or 'none'}; needed are N, step_ms and local_b or gbs"
         )
-    rows, aside = [], []
-    for line, cells in enumerate(table, start=2):
-        read = _read_row({key: (value or "").strip() for key, value in cells.items() if key}, line, str(path))
-        if isinstance(read, str):
-            aside.append(read)
-        else:
-            rows.append(read)
-    _refuse_contradictions(rows, str(path))
+    rows: list[Row] = []
+    remarks: list[str] = []
+    for line, raw in table:
+        cells = {key: (value or "").strip() for key, value in raw.items() if key}
+        row, remark = _read_row(cells, line, f"'{path}' line {line}")
+        rows += [row] if row else []
+        remarks += [f"line {line} ({cells.get('system', '')}): {remark}"] if remark else []
+    _refuse_unlike_twins(rows, str(path))
     if not rows:
         raise DataError(f"'{path}' has no row with a number of workers and a local batch; fill in N and local_b")
-    return rows, aside
+    return rows, remarks
 
 
-def _read_row(cells: dict[str, str], line: int, path: str) -> Row | str:
+def refuse_contradicting(rows: Sequence[Row], source: str | Path) -> None:
+    """Refuse rows of one family and stack that no law of step times can fit together.
+
+    A worker with no fewer pictures among no fewer workers cannot be clearly faster: by more than 5 % where workers,
+    nodes and chassis are the same and only the batch is larger, by more than 20 % elsewhere.
+
+    Raises:
+        DataError: two such rows, by their lines.
+    """
+    for less, more in permutations(rows, 2):
+        work, more_work = (less.num_workers, less.local_batch), (more.num_workers, more.local_batch)
+        if work == more_work or more_work[0] < work[0] or more_work[1] < work[1]:
+            continue
+        places = {(row.num_workers, row.num_nodes, row.chassis) for row in (less, more)}
+        limit = _CLEARLY_LESS if len(places) == 1 else _MUCH_LESS
+        if more.step_seconds < limit * less.step_seconds:
+            one, other = sorted((less, more), key=lambda row: row.line)
+            told = " but ".join(
+                f"{row.num_workers:,} workers take {1e3 * row.step_seconds:g} ms for {row.local_batch:g} pictures each"
+                for row in (less, more)
+            )
+            raise DataError(
+                f"'{source}' lines {one.line} and {other.line} contradict each other: {told}; mend or remove one, "
+                "or tell their software apart by round or system"
+            )
+
+
+def _read_row(cells: dict[str, str], line: int, where: str) -> tuple[Row | None, str]:
+    """The row, when it can be used, and what is missing or doubtful."""
+    for name in _TEXTS:
+        if not is_plain(cells.get(name, "")):
+            raise DataError(f"{where}: {name} is {cells[name]!r}; give text without line breaks or control characters")
     system = cells.get("system", "")
-    step_ms = _number(cells, "step_ms", line, path)
-    if step_ms <= 0:
-        raise DataError(f"'{path}' line {line}: step_ms is {step_ms:g}; it must be above 0")
-    nodes, workers = _world(cells, system, line, path)
-    batch_total = _number(cells, "gbs", line, path)
-    local = _number(cells, "local_b", line, path) or (batch_total / workers if workers else 0.0)
-    if not workers or not local:
-        return f"line {line} ({system}): the number of workers is not told"
+    step_ms = _number(cells, "step_ms", where)
+    if not step_ms:
+        raise DataError(f"{where} has no step_ms; give the milliseconds of a step")
+    nodes, workers, doubt = _world(cells, system, where)
+    if not workers:
+        return None, "the number of workers is not told"
+    batch_total = _number(cells, "gbs", where)
+    local = _number(cells, "local_b", where) or batch_total / workers
+    if not local:
+        return None, "neither local_b nor gbs is told"
+    if local < 1:
+        raise DataError(f"{where}: gbs {batch_total:g} on {workers} workers is less than a picture each; mend gbs or N")
     if batch_total and abs(local * workers / batch_total - 1) > 0.02:
         raise DataError(
-            f"'{path}' line {line} contradicts itself: {workers} workers x local_b {local:g} is not gbs "
-            f"{batch_total:g}; mend one of the three"
+            f"{where} contradicts itself: {workers} workers x local_b {local:g} is not gbs {batch_total:g}; "
+            "mend one of the three"
         )
-    rate = _number(cells, "img_s", line, path)
+    rate = _number(cells, "img_s", where)
     if rate and batch_total and abs(batch_total / rate * 1e3 / step_ms - 1) > 0.05:
         raise DataError(
-            f"'{path}' line {line} contradicts itself: gbs {batch_total:g} at {rate:g} img_s is "
+            f"{where} contradicts itself: gbs {batch_total:g} at {rate:g} img_s is "
             f"{batch_total / rate * 1e3:.4g} ms a step, step_ms says {step_ms:g}; mend one of the three"
         )
     accelerator = _accelerator(cells.get("accel", ""), system)
     organisation = cells.get("org", "").lower().removesuffix("emc")
     framework = _FRAMEWORK.findall(system)
-    stack = [cells.get("round", ""), "+".join(sorted({word.lower() for word in framework}))]
+    stack = ["-".join(cells.get("round", "").split()), "+".join(sorted({word.lower() for word in framework}))]
     stack.append("open" if cells.get("division", "").lower().startswith("open") or "_open" in system else "closed")
-    return Row(
+    row = Row(
         line=line,
         family=f"{organisation}:{accelerator}",
         stack=" ".join(stack),
@@ -142,38 +197,39 @@ def _read_row(cells: dict[str, str], line: int, path: str) -> Row | str:
         local_batch=local,
         step_seconds=step_ms / 1e3,
         batch_total=batch_total or local * workers,
-        train_seconds=_number(cells, "ttt_s", line, path),
-        epochs=_number(cells, "epochs", line, path),
+        train_seconds=_number(cells, "ttt_s", where),
+        epochs=_number(cells, "epochs", where),
     )
+    return row, doubt
 
 
-def _number(cells: dict[str, str], name: str, line: int, path: str) -> float:
+def _number(cells: dict[str, str], name: str, where: str) -> float:
     """The value of a cell, 0 when it is empty or not there."""
     text = cells.get(name, "")
     try:
         value = float(text) if text else 0.0
     except ValueError:
-        raise DataError(f"'{path}' line {line}: {name} is '{text}'; give a number") from None
-    if not math.isfinite(value) or value < 0:
-        raise DataError(f"'{path}' line {line}: {name} is {text}; give a finite number that is not negative")
+        raise DataError(f"{where}: {name} is {shown(text)}; give a number") from None
+    span, unit = _SPANS[name]
+    if text and (needed := span.why_not(value, unit)):
+        raise DataError(f"{where}: {name} is {text}; {needed}")
     return value
 
 
-def _world(cells: dict[str, str], system: str, line: int, path: str) -> tuple[int, int]:
-    """(nodes, workers); 0 workers when neither the columns nor the name tell."""
-    nodes = int(_number(cells, "nodes", line, path))
-    per_node = int(_number(cells, "acc_per_node", line, path))
-    workers = int(_number(cells, "N", line, path))
-    if workers:
-        return nodes or 1, workers
+def _world(cells: dict[str, str], system: str, where: str) -> tuple[int, int, str]:
+    """(nodes, workers, doubt); 0 workers when neither the columns nor the name tell."""
+    nodes, per_node, workers = (int(_number(cells, name, where)) for name in ("nodes", "acc_per_node", "N"))
+    doubt = ""
+    if nodes and per_node and workers and nodes * per_node != workers:
+        doubt = f"{nodes} nodes x {per_node} is not N {workers}; N is believed"
     chassis = _chassis(system)
     per_node = per_node or (_CHASSIS[chassis] if chassis else 0)
-    found = next((int(match[1]) for pattern in _NODES if (match := pattern.search(system))), 1)
-    nodes = max(1, nodes if per_node == 0 else found)
-    sockets = re.search(r"-(\d+)s-", system)
-    if not per_node and sockets:
-        return nodes, int(sockets[1])
-    return nodes, nodes * per_node
+    if workers:
+        return nodes or -(-workers // (per_node or _USUAL_PER_NODE)), workers, doubt
+    named = next((int(match[1]) for pattern in _NODES if (match := pattern.search(system))), 0)
+    nodes = nodes or named or 1
+    sockets = re.search(r"-(\d{1,7})s-", system)
+    return nodes, int(sockets[1]) if sockets and not per_node else nodes * per_node, doubt
 
 
 def _chassis(system: str) -> str:
@@ -191,7 +247,7 @@ def _accelerator(text: str, system: str) -> str:
     return "-".join(word for word in re.split(r"[\s_-]+", plain) if word) or "unknown"
 
 
-def _refuse_contradictions(rows: Sequence[Row], path: str) -> None:
+def _refuse_unlike_twins(rows: Sequence[Row], path: str) -> None:
     seen: dict[tuple[object, ...], Row] = {}
     for row in rows:
         key = (row.family, row.stack, row.system, row.num_workers, row.local_batch)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from megabatch.errors import DataError
-from megabatch.plan.rows import Row, read_rows
+from megabatch.plan.rows import Row, read_rows, refuse_contradicting
 
 HEAD = "round,org,system,division,accel,net,nodes,acc_per_node,N,gbs,local_b,img_s,step_ms,ttt_s,ttt_cv_pct,epochs,runs"
 
@@ -58,10 +58,21 @@ GOOD = "2.0,NVIDIA,dgxa100_n8_mxnet,closed,A100,x,8,8,64,3264,51.0,166862,19.56,
     [
         (GOOD.replace(",51.0,", ",52.9,"), "line 2 contradicts itself: 64 workers x local_b 52.9 is not gbs 3264"),
         (GOOD.replace(",19.56,", ",29.56,"), "line 2 contradicts itself: gbs 3264 at 166862 img_s"),
-        (GOOD.replace(",19.56,", ",-19.56,"), "finite number that is not negative"),
-        (GOOD.replace(",19.56,", ",0,"), "must be above 0"),
-        (GOOD.replace(",19.56,", ",fast,"), "give a number"),
-        (GOOD.replace(",19.56,", ",nan,"), "finite number"),
+        (GOOD.replace(",19.56,", ",-19.56,"), r"line 2: step_ms is -19.56; give a number from 1e-06 to 1e\+09"),
+        (GOOD.replace(",19.56,", ",0,"), "line 2: step_ms is 0; give a number from"),
+        (GOOD.replace(",19.56,", ",,"), "line 2 has no step_ms"),
+        (GOOD.replace(",19.56,", ",fast,"), "step_ms is 'fast'; give a number"),
+        (GOOD.replace(",19.56,", ",nan,"), "step_ms is nan; give a number"),
+        (GOOD.replace(",19.56,", ",1e300,"), "step_ms is 1e300; give a number"),
+        (GOOD.replace(",51.0,", ",1e300,"), r"local_b is 1e300; give 0 or a number from 1 to 1e\+09"),
+        (GOOD.replace(",64,", ",8.5,"), r"N is 8.5; give 0 or a whole number from 1 to 1e\+09"),
+        (GOOD.replace(",64,", ",1e30,"), "N is 1e30; give 0 or a whole number"),
+        (GOOD.replace(",8,8,", ",8.5,8,"), "nodes is 8.5; give 0 or a whole number"),
+        (GOOD.replace(",64,3264,51.0,166862", ",64,32,,"), "gbs 32 on 64 workers is less than a picture each"),
+        (
+            GOOD.replace("dgxa100_n8_mxnet", '"dgxa100\n_n8_mxnet"'),
+            r"system is 'dgxa100\\n_n8_mxnet'; give text without line breaks",
+        ),
         (f"{GOOD}\n{GOOD.replace('166862,19.56', '111241,29.34')}", "lines 2 and 3 contradict each other"),
     ],
 )
@@ -77,3 +88,75 @@ def test_a_file_without_the_columns(tmp_path: Path) -> None:
         read_rows(tmp_path / "x.csv")
     with pytest.raises(DataError, match="cannot be read"):
         read_rows(tmp_path / "none.csv")
+
+
+def test_lines_are_those_of_the_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="line 4: step_ms is 1e300"):
+        rows_of(tmp_path, GOOD, "", GOOD.replace(",19.56,", ",1e300,"))
+
+
+@pytest.mark.parametrize(
+    ("columns", "cells", "nodes"),
+    [
+        ("N,local_b,step_ms", "64,51,19.56", 8),
+        ("N,local_b,step_ms", "4,51,19.56", 1),
+        ("N,local_b,step_ms", "65,51,19.56", 9),
+        ("N,acc_per_node,local_b,step_ms", "64,4,51,19.56", 16),
+        ("N,nodes,acc_per_node,local_b,step_ms", "64,,16,51,19.56", 4),
+        ("N,nodes,local_b,step_ms", "64,2,51,19.56", 2),
+        ("N,system,local_b,step_ms", "64,dgx2_mxnet,51,19.56", 4),
+        ("N,system,nodes,acc_per_node,local_b,step_ms", ",mine,3,4,51,19.56", 3),
+    ],
+)
+def test_nodes_where_a_row_does_not_tell_them(tmp_path: Path, columns: str, cells: str, nodes: int) -> None:
+    (tmp_path / "x.csv").write_text(f"{columns}\n{cells}\n", encoding="utf-8")
+    (row,), remarks = read_rows(tmp_path / "x.csv")
+    assert row.num_nodes == nodes
+    assert remarks == []
+
+
+def test_nodes_that_do_not_hold_the_workers_are_doubted(tmp_path: Path) -> None:
+    (row,), remarks = rows_of(tmp_path, GOOD.replace(",8,8,64,", ",8,4,64,"))
+    assert (row.num_workers, row.num_nodes) == (64, 8)
+    assert remarks == ["line 2 (dgxa100_n8_mxnet): 8 nodes x 4 is not N 64; N is believed"]
+
+
+def mine(folder: Path, *lines: str) -> tuple[Row, ...]:
+    (folder / "mine.csv").write_text("\n".join(("N,nodes,local_b,step_ms", *lines)) + "\n", encoding="utf-8")
+    return tuple(read_rows(folder / "mine.csv")[0])
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (
+            ("8,1,64,100", "8,1,128,94"),
+            "lines 2 and 3 .* 8 workers take 100 ms for 64 pictures each but 8 .* 94 ms for 128",
+        ),
+        (("16,2,32,79", "8,1,32,100"), "lines 2 and 3 .* 8 workers take 100 ms for 32 .* 16 workers take 79 ms for 32"),
+        (("8,1,64,100", "8,1,64,101", "64,8,64,60"), "lines 2 and 4 contradict each other"),
+        (("8,1,64,100", "64,8,128,60"), "lines 2 and 3 contradict each other"),
+    ],
+)
+def test_rows_that_no_law_fits_together_are_refused(tmp_path: Path, lines: tuple[str, ...], words: str) -> None:
+    rows = mine(tmp_path, *lines)
+    with pytest.raises(DataError, match=words) as caught:
+        refuse_contradicting(rows, "mine.csv")
+    assert "mend or remove one" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("8,1,64,100", "8,1,128,96"),  # within 5 %
+        ("8,1,64,100", "16,2,64,81"),  # within 20 %
+        ("8,1,64,100", "8,2,65,90"),  # other nodes
+        ("8,1,64,100", "8,1,32,50"),  # less work in less time
+        ("8,1,64,100", "64,8,32,70"),
+        ("8,1,64,100",),
+        (),
+    ],
+)
+def test_rows_that_may_stand_together(tmp_path: Path, lines: tuple[str, ...]) -> None:
+    refuse_contradicting(mine(tmp_path, *lines) if lines else (), "mine.csv")
