@@ -7,6 +7,9 @@ shipped points are the reference convergence points of MLPerf Training 4.0 for R
 (github.com/mlcommons/logging, `mlperf_logging/rcp_checker/training_4.0.0/rcps_resnet.json`): ten settings of
 several submitters, so the scatter around the law is the scatter of recipes. A user's own study replaces them.
 
+Epochs that fall while the batch grows contradict the law: the small batch was not tuned, or was not trained to the
+same target. A fall beyond the scatter of runs is refused; a smaller one is chance, and the law is then a constant.
+
 While the batch changes, progress adds up: an epoch at batch B is 1 / E(B) of the way.
 """
 
@@ -14,22 +17,32 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from megabatch.errors import DataError
+from megabatch.plan.edge import BATCH_TOTAL, EPOCHS, Span, shown
 from megabatch.schedule.batch import BatchStages
 
 __all__ = ["ConvergenceLaw", "Epochs", "fit_law", "mlperf_law", "read_study"]
 
 MLPERF_TARGET = 0.759
+_LEAST_SCATTER = 0.05
+"""Relative scatter of runs, where repeats at one batch do not show more: that of MLPerf's points around their law."""
+_MOST_SCATTER = 0.5
+_LEAST_RANGE = 1.1
+"""How much larger the largest total batch must be than the smallest."""
 _POINTS = Path(__file__).parent / "data" / "convergence.csv"
 _EPOCH_KEYS = ("epochs_to_target", "epochs_mean", "epochs", "epoch")
 _BATCH_KEYS = ("batch_total", "batch_total_last", "train.batch_total", "gbs")
 _TOP1_KEYS = ("top1", "percent", "val_top1", "best_top1")
+_TOP1 = Span(0.0, 100.0)
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +56,11 @@ class Epochs:
 
 @dataclass(frozen=True)
 class ConvergenceLaw:
-    """E(B) = floor (1 + B / critical) with the covariance of (floor, floor / critical) and the scatter around it."""
+    """E(B) = floor (1 + B / critical) with the covariance of (floor, floor / critical) and the scatter around it.
+
+    critical_batch: infinite where epochs do not depend on the batch. batches: the smallest and the largest total batch
+    of the points.
+    """
 
     floor_epochs: float
     critical_batch: float
@@ -93,39 +110,73 @@ def mlperf_law() -> ConvergenceLaw:
 
 
 def fit_law(points: Sequence[tuple[float, float]], target: float, source: str) -> ConvergenceLaw:
-    """Least squares of ln E, each point alike, by Gauss-Newton steps from the plain line.
+    """Least squares of ln E, each point alike; a constant where the best line falls by no more than chance.
 
     Raises:
-        DataError: fewer than three points or two batches, or epochs that do not rise with the batch at all.
+        DataError: fewer than three points or two batches, a value that cannot be, epochs that fall with the batch or
+            do otherwise than the law can.
     """
+    for pair in points:
+        if BATCH_TOTAL.why_not(pair[0]) or EPOCHS.why_not(pair[1]):
+            raise DataError(f"{source} has a point of total batch {pair[0]:g} and {pair[1]:g} epochs; remove it")
     batches = np.array([batch for batch, _ in points])
-    epochs = np.array([value for _, value in points])
-    if len(points) < 3 or len(set(batches)) < 2:
+    logs = np.log([epochs for _, epochs in points])
+    if len(points) < 3 or batches.max() < _LEAST_RANGE * batches.min():
         raise DataError(
             f"{source} has {len(points)} points at {len(set(batches.tolist()))} total batches; epochs by batch need at "
-            "least 3 points at 2 batches: add runs, or leave it out to use the MLPerf points"
+            f"least 3 points at 2 batches that differ by {_LEAST_RANGE - 1:.0%}: add runs, or leave it out to use the "
+            "MLPerf points"
         )
-    if not (np.all(np.isfinite(epochs)) and np.all(epochs > 0) and np.all(batches > 0)):
-        raise DataError(f"{source} has epochs or batches that are not above 0; remove those rows")
+    _refuse_fall(batches, logs, source)
     design = np.stack([np.ones_like(batches), batches], axis=1)
-    parameters = np.linalg.lstsq(design, epochs, rcond=None)[0]
-    for _ in range(20):
-        fitted = np.maximum(design @ parameters, 1e-6)
-        jacobian = design / fitted[:, None]
-        parameters = parameters + np.linalg.lstsq(jacobian, np.log(epochs) - np.log(fitted), rcond=None)[0]
-    floor, slope = float(parameters[0]), float(max(0.0, parameters[1]))
-    if floor <= 0:
+    line = _gauss_newton(design, logs)
+    if line[1] <= 0:
+        floor, slope, design = math.exp(logs.mean()), 0.0, design[:, :1]
+    else:
+        floor, slope = float(line[0]), float(line[1])
+    if not floor > 0:
         raise DataError(
             f"{source} contradicts the law E0 (1 + B / Bc): E0 comes out as {floor:.3g}; look for wrong rows"
         )
-    residuals = np.log(epochs) - np.log(design @ np.array([floor, slope]))
-    scatter = math.sqrt(float(residuals @ residuals) / (len(points) - 2))
-    jacobian = design / (design @ np.array([floor, slope]))[:, None]
-    covariance = scatter**2 * np.linalg.inv(jacobian.T @ jacobian)
+    fitted = floor + slope * batches
+    residuals = logs - np.log(fitted)
+    scatter = math.sqrt(float(residuals @ residuals) / (len(points) - design.shape[1]))
+    if scatter > _MOST_SCATTER:
+        raise DataError(
+            f"{source} contradicts the law E0 (1 + B / Bc): epochs lie {scatter:.0%} off it; look for wrong rows"
+        )
+    jacobian = design / fitted[:, None]
+    covariance = np.zeros((2, 2))
+    covariance[: design.shape[1], : design.shape[1]] = scatter**2 * np.linalg.inv(jacobian.T @ jacobian)
     (a, b), (c, d) = covariance.tolist()
     critical = floor / slope if slope > 0 else math.inf
     limits = (float(batches.min()), float(batches.max()))
     return ConvergenceLaw(floor, critical, ((a, b), (c, d)), scatter, limits, target, source, len(points))
+
+
+def _gauss_newton(design: Array, logs: Array) -> Array:
+    """(floor, slope) of the line whose logarithm is nearest to `logs`, from the plain line on."""
+    parameters = np.asarray(np.linalg.lstsq(design, np.exp(logs), rcond=None)[0], dtype=np.float64)
+    for _ in range(20):
+        fitted = np.maximum(design @ parameters, 1e-6)
+        change = np.linalg.lstsq(design / fitted[:, None], logs - np.log(fitted), rcond=None)[0]
+        parameters = parameters + change
+    return parameters
+
+
+def _refuse_fall(batches: Array, logs: Array, source: str) -> None:
+    """Refuse epochs that are fewer at the largest batch than at the smallest by more than two deviations."""
+    repeats = [logs[batches == batch] for batch in np.unique(batches)]
+    freedom = len(logs) - len(repeats)
+    within = sum(float(((group - group.mean()) ** 2).sum()) for group in repeats)
+    scatter = max(_LEAST_SCATTER, math.sqrt(within / freedom) if freedom else 0.0)
+    first, last = repeats[0], repeats[-1]
+    if first.mean() - last.mean() > 2 * scatter * math.sqrt(1 / len(first) + 1 / len(last)):
+        raise DataError(
+            f"in {source} epochs fall from {math.exp(first.mean()):.3g} at total batch {batches.min():,.0f} to "
+            f"{math.exp(last.mean()):.3g} at {batches.max():,.0f}; give runs of one recipe to one target, tuned at "
+            "each batch"
+        )
 
 
 def read_study(path: str | Path, target: float | None) -> ConvergenceLaw:
@@ -134,15 +185,19 @@ def read_study(path: str | Path, target: float | None) -> ConvergenceLaw:
     batch: batch_total, batch_total_last, train.batch_total or gbs. epochs: epochs_to_target, epochs_mean, epochs or
     epoch. accuracy, optional: top1, percent, val_top1 or best_top1.
 
-    Rows whose accuracy (a fraction, or per cent when above 1) is below the target did not arrive and are left out.
-    Without a target the epochs count as they stand.
+    Rows whose accuracy (a fraction, or per cent when above 1) is below the target did not arrive and are left out, as
+    are those without `epochs_to_target`. Without a target the epochs count as they stand.
+
+    Raises:
+        DataError: no such table, a value that cannot be, or points that determine no law (see `fit_law`).
     """
     try:
         with open(path, encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError) as error:
+            reader = csv.DictReader(file)
+            rows = [(reader.line_num, row) for row in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"study '{path}' cannot be read ({error}); give the CSV of `megabatch study`") from None
-    columns = list(rows[0]) if rows else []
+    columns = [str(name) for name in rows[0][1]] if rows else []
     batch_key, epoch_key, top1_key = (_first(columns, keys) for keys in (_BATCH_KEYS, _EPOCH_KEYS, _TOP1_KEYS))
     if not batch_key or not epoch_key:
         raise DataError(
@@ -150,18 +205,28 @@ def read_study(path: str | Path, target: float | None) -> ConvergenceLaw:
             "(and top1 when there is a target)"
         )
     points = []
-    for number, row in enumerate(rows, start=2):
-        try:
-            batch_total, epochs = float(row[batch_key]), float(row[epoch_key])
-            top1 = float(row[top1_key]) if top1_key and row[top1_key] else None
-        except (TypeError, ValueError):
-            raise DataError(f"study '{path}', line {number}: {dict(row)} is not numbers; mend that line") from None
+    for line, row in rows:
+        where = f"study '{path}', line {line}"
+        if epoch_key == "epochs_to_target" and not row[epoch_key]:
+            continue
+        point = _cell(row, batch_key, BATCH_TOTAL, where), _cell(row, epoch_key, EPOCHS, where)
+        top1 = _cell(row, top1_key, _TOP1, where) if top1_key and row[top1_key] else None
         reached = top1 is None or target is None or (top1 / 100 if top1 > 1 else top1) >= target
         if reached or epoch_key == "epochs_to_target":
-            points.append((batch_total, epochs))
+            points.append(point)
     return fit_law(points, target or 0.0, f"study '{Path(path).name}'")
 
 
-def _first(columns: Iterable[str], wanted: Sequence[str]) -> str:
-    names = list(columns)
-    return next((name for name in wanted if name in names), "")
+def _cell(row: Mapping[str, str | None], key: str, span: Span, where: str) -> float:
+    text = row[key] or ""
+    try:
+        value = float(text)
+    except ValueError:
+        raise DataError(f"{where}: {key} is {shown(text)}; give a number") from None
+    if needed := span.why_not(value):
+        raise DataError(f"{where}: {key} is {shown(text)}; {needed}")
+    return value
+
+
+def _first(columns: Sequence[str], wanted: Sequence[str]) -> str:
+    return next((name for name in wanted if name in columns), "")

@@ -72,11 +72,53 @@ def test_a_study_replaces_them(tmp_path: Path) -> None:
         ("seed,loss\n0,1\n", "it needs batch_total and epochs"),
         ("batch_total,epochs\n256,ten\n", "line 2"),
         ("batch_total,epochs\n256,10\n256,11\n256,12\n", "2 batches"),
-        ("batch_total,epochs\n256,10\n512,0\n1024,12\n", "above 0"),
+        ("batch_total,epochs\n256,10\n512,0\n1024,12\n", "line 3: epochs is '0'; give a number from"),
+        ("batch_total,epochs\n256,10\n\ninf,11\n1024,12\n", "line 4: batch_total is 'inf'; give a number from 1 to"),
+        ("batch_total,epochs\n256,10\n1e300,11\n1024,12\n", "line 3: batch_total is '1e300'; give a number"),
+        ("batch_total,epochs\n256,10\n512,nan\n1024,12\n", "line 3: epochs is 'nan'; give a number"),
+        ("batch_total,epochs\n256,10\n512\n1024,12\n", "line 3: epochs is ''; give a number"),
+        ("batch_total,epochs,top1\n256,10,nan\n512,10,1\n", "line 2: top1 is 'nan'; give a number from 0 to 100"),
+        ("batch_total,epochs\n1000,10\n1001,11\n1002,12\n", "differ by 10%"),
+        (
+            "batch_total,epochs\n1024,90\n32768,45\n65536,44\n",
+            "epochs fall from 90 at total batch 1,024 to 44 at 65,536",
+        ),
+        ("batch_total,epochs\n100,1\n1000,1\n100000,1e6\n", "contradicts the law"),
+        ("batch_total,epochs_to_target\n256,10\n512,\n1024,12\n", "2 points at 2 total batches"),
         ("", "it needs batch_total"),
     ],
 )
 def test_studies_that_say_nothing_are_refused(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "study.csv").write_text(text, encoding="utf-8")
-    with pytest.raises(DataError, match=words):
+    with pytest.raises(DataError, match=words) as caught:
         read_study(tmp_path / "study.csv", 0.9)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_slight_fall_is_a_constant_with_its_real_scatter() -> None:
+    epochs = [100.0, 103.0, 94.0, 96.0]
+    law = fit_law(list(zip((1000.0, 4000.0, 16_000.0, 64_000.0), epochs, strict=True)), 0.759, "made up")
+    assert law.batches == (1000.0, 64_000.0)
+    assert law.critical_batch == np.inf
+    mean, scatter = np.log(epochs).mean(), np.log(epochs).std(ddof=1)
+    for batch in (1000.0, 30_000.0):
+        here = law.at(batch)
+        assert here.epochs == pytest.approx(np.exp(mean))
+        # A new run scatters as the others do, around a mean of four.
+        assert here.deviation == pytest.approx(scatter * np.sqrt(1 + 1 / 4))
+
+
+def test_repeats_tell_chance_from_a_fall() -> None:
+    random = np.random.default_rng(6)
+    batches = np.repeat([256.0, 1024.0, 4096.0], 4)
+    noise = random.standard_normal(12)
+
+    def fall(of: float, scatter: float) -> list[tuple[float, float]]:
+        epochs = 50 * np.exp(scatter * noise) * np.repeat([1.0, 1 - of / 2, 1 - of], 4)
+        return list(zip(batches.tolist(), epochs.tolist(), strict=True))
+
+    with pytest.raises(DataError, match="tuned at each batch"):
+        fit_law(fall(0.15, 0.01), 0.9, "made up")
+    assert fit_law(fall(0.15, 0.20), 0.9, "made up").scatter > 0.1
+    with pytest.raises(DataError, match="epochs fall"):
+        fit_law(fall(0.6, 0.20), 0.9, "made up")
