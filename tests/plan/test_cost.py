@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from megabatch.comm.calibration import AxisCost, Calibration, MeasuredPoint
-from megabatch.comm.phases import Phase, Step, phases
+from megabatch.comm.phases import ALGORITHMS, Phase, Step, phases
 from megabatch.comm.price import all_reduce_seconds
 from megabatch.comm.shape import GridShape, parse_grid
 from megabatch.errors import ConfigError
@@ -99,3 +99,16 @@ def test_a_measured_grid_is_priced_by_its_axes() -> None:
     assert price_all_reduce(cluster, "backend", shape, 1e6).seconds == 0.25  # measured, not priced
     with pytest.raises(ConfigError, match="says nothing about grid 4x2"):
         price_all_reduce(cluster, "torus", GridShape((4, 2)), 1e6)
+
+
+@pytest.mark.parametrize("rate", [1.0, 23e9, 1e16])
+@pytest.mark.parametrize("latency_seconds", [0.0, 1e-12, 3600.0])
+def test_the_ring_by_hand_at_the_limits_of_what_is_accepted(rate: float, latency_seconds: float) -> None:
+    network = dataclasses.replace(
+        laboratory().network, worker_rate=rate, nic_rate=rate, worker_latency=0.0, nic_latency=latency_seconds
+    )
+    seconds = price_curve(network, "ring", GridShape((64,))).at(SIZE).seconds
+    assert seconds == pytest.approx(126 * (SIZE / 64 / rate + 2 * latency_seconds), rel=1e-9)
+    for algorithm in ALGORITHMS:
+        shape = GridShape((8, 8))
+        assert 0 <= price_curve(network, algorithm, shape).at(SIZE).seconds < 1e15

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
 from itertools import pairwise
 
@@ -63,3 +64,11 @@ def test_leaders_send_alone() -> None:
 def test_a_million_ranks_are_counted_at_once() -> None:
     assert count_ring_flows(1_000_000, 1000, 1000, 8, 0) == Flows(1, 8, 0)
     assert count_ring_flows(1_000_000, 1, 1_000_000, 8, 0) == Flows(1, 1, 0)
+
+
+def test_far_groups_take_no_room() -> None:
+    """A step of half a billion ranks: the groups it ends in have large numbers, but are few."""
+    tracemalloc.start()
+    assert count_ring_flows(1_000_000_000, 500_000_000, 2, 8, 4) == Flows(1, 8, 32)
+    assert tracemalloc.get_traced_memory()[1] < 50e6
+    tracemalloc.stop()
