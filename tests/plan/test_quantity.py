@@ -24,12 +24,12 @@ def test_bare_numbers_and_tables() -> None:
 
 
 def test_products_are_as_uncertain_as_all_their_factors() -> None:
-    rate, count, part = Quantity(100.0, "quoted"), Quantity(2.0, "measured"), Quantity(0.8, "assumed")
+    rate, count, part = Quantity(100.0, "quoted"), Quantity(2.0, "derived"), Quantity(0.8, "assumed")
     product, quotient = rate.by(count).by(part), rate.over(part)
     assert product.value == pytest.approx(160)
     assert quotient.value == pytest.approx(125)
     # Against draws: products of log-normal factors with these deviations.
-    draws = np.random.default_rng(2).standard_normal((200_000, 3)) * [0.10, 0.03, 0.35]
+    draws = np.random.default_rng(2).standard_normal((200_000, 3)) * [0.10, 0.15, 0.35]
     assert product.relative_deviation == pytest.approx(float(draws.sum(axis=1).std()), rel=0.01)
     assert quotient.relative_deviation == pytest.approx(float((draws[:, 0] - draws[:, 2]).std()), rel=0.01)
     assert product.times(3).relative_deviation == product.relative_deviation
