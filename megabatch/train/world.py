@@ -10,6 +10,7 @@ alone and overwrite what the others write. Reading is pure and needs no torch; `
 
 from __future__ import annotations
 
+import gc
 import re
 import zlib
 from collections.abc import Iterator, Mapping
@@ -196,10 +197,18 @@ def first_host(nodes: str) -> str:
 
 @contextmanager
 def join(world: World, backend: str, timeout_seconds: float) -> Iterator[Store]:
-    """Meet the other workers, make the default process group, yield the store they share; leave at the end."""
+    """Meet the other workers, make the default process group, yield the store they share; leave at the end.
+
+    Leaving waits for the threads of the group, once nothing holds it any more. One that is caught at work when the
+    interpreter goes down aborts the process: it needs the interpreter to let go of the tensors it sent.
+    """
     import torch
     import torch.distributed as dist
+    import torch.distributed.nn.functional
     from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+    # The functions of that module have the default group of the moment of its import as default argument. Whatever
+    # torch imports it later, such as the first step of an optimiser, would hold this group for ever.
 
     timeout = timedelta(seconds=timeout_seconds)
     try:
@@ -222,10 +231,14 @@ def join(world: World, backend: str, timeout_seconds: float) -> Iterator[Store]:
             f"within {timeout_seconds:g} s ({str(error).splitlines()[0]}); check that every worker was started and can "
             "reach that address"
         ) from error
+    ended_well = False
     try:
         yield store
+        ended_well = True
     finally:
         dist.destroy_process_group()
+        if ended_well:  # else another worker may be gone, and waiting for threads that wait for it would take long
+            gc.collect()  # DDP goes round in circles and holds the group
 
 
 def choose_device(backend: str, world: World | None) -> tuple[torch.device, str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import time
 from datetime import timedelta
 
@@ -297,6 +299,35 @@ def test_workers_meet_again_after_a_restart_with_the_same_store() -> None:
     agent = TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=30))
     for attempt in (0, 1):
         assert run_ranks(2, meet, agent.port, attempt) == [3.0 + 20 * attempt] * 2
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads are counted in /proc")
+def test_leaving_ends_the_threads_of_the_group() -> None:
+    """Left running, they abort a process that ends while one of them lets go of a tensor."""
+    code = f"""
+import os
+import torch
+import torch.distributed as dist
+from megabatch.train.world import World, join
+
+def threads():
+    names = [open(f"/proc/self/task/{{task}}/comm").read().strip() for task in os.listdir("/proc/self/task")]
+    return sorted(name for name in names if "gloo" in name)
+
+with join(World(0, 1, 0, 1, "torchrun", "127.0.0.1", {free_port()}), "gloo", 30.0):
+    network = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    network(torch.ones(1, 2)).sum().backward()
+    torch.optim.SGD(network.parameters(), 0.1).step()
+    import torch.distributed.nn.functional
+    dist.all_gather_object([None], "all")
+    assert threads(), "gloo's threads are not found by their names"
+    circle = [network]
+    circle.append(circle)
+    del network, circle
+assert threads() == [], threads()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_without_devices_training_is_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
