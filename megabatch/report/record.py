@@ -16,6 +16,7 @@ and checkpoints included. Rows of updates after which the model was evaluated al
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -23,13 +24,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from megabatch.errors import CheckpointError, DataError
+from megabatch.errors import CheckpointError, ConfigError, DataError
 
 __all__ = ["MetricsLog", "read_json", "read_metrics", "write_atomically", "write_json"]
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """Write beside `path`, force it to disk, then rename: readers see the old file or the new one, never a part."""
+    """Write beside `path`, force it to disk, then rename: readers see the old file or the new one, never a part.
+
+    Raises:
+        ConfigError: there is no such folder, or the path is one.
+        CheckpointError: the disk does not take it.
+    """
+    if path.is_dir():
+        raise ConfigError(f"'{path}' is a folder; give the name of a file in it")
     data = content.encode() if isinstance(content, str) else content
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -38,10 +46,19 @@ def write_atomically(path: Path, content: bytes | str) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigError(
+            f"'{path}' cannot be written: there is no folder '{path.parent}'; make it, or give another place"
+        ) from None
+    except PermissionError as error:
+        raise CheckpointError(f"'{path}' cannot be written: {error.strerror}; give a place that can be") from None
     except OSError as error:
-        raise CheckpointError(f"'{path}' cannot be written: {error.strerror}; make room there, then --resume") from None
+        raise CheckpointError(
+            f"'{path}' cannot be written: {error.strerror}; make room there and try again (a run goes on with --resume)"
+        ) from None
     finally:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
@@ -94,9 +111,25 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows in order; a torn last line, left by a killed run, is passed over."""
-    with open(path, "rb") as file:
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            yield json.loads(line)
+    """Yield the rows in order; a torn last line, left by a killed run, is passed over.
+
+    Raises:
+        DataError: no such file, or a damaged line in its midst.
+    """
+    number = 0
+    try:
+        with open(path, "rb") as file:
+            for line in file:
+                number += 1
+                if not line.endswith(b"\n"):
+                    return
+                row = json.loads(line)
+                if not isinstance(row, dict):
+                    raise ValueError(f"{type(row).__name__} in place of a table")
+                yield row
+    except FileNotFoundError:
+        raise DataError(f"'{path}' does not exist; give the folder of a run that has made updates") from None
+    except OSError as error:
+        raise DataError(f"'{path}' cannot be read: {error.strerror}; give the folder of a run") from None
+    except (ValueError, RecursionError):
+        raise DataError(f"'{path}' is damaged in line {number}; mend or remove that line") from None

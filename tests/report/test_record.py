@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megabatch.errors import CheckpointError, DataError
+from megabatch.errors import CheckpointError, ConfigError, DataError
 from megabatch.report.record import MetricsLog, read_json, read_metrics, write_atomically, write_json
 
 
@@ -37,6 +37,16 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_part(
         write_atomically(tmp_path / "a", "new and longer")
     assert (tmp_path / "a").read_text() == "old"
     assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_missing_folder_has_its_own_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "none", tmp_path / "file"):
+        with pytest.raises(ConfigError, match=f"there is no folder '{place}'; make it, or give another") as caught:
+            write_atomically(place / "plan.json", "x")
+        assert "resume" not in str(caught.value)
+    with pytest.raises(ConfigError, match="is a folder; give the name of a file"):
+        write_atomically(tmp_path, "x")
 
 
 def test_json_is_readable_sorted_and_read_back(tmp_path: Path) -> None:
@@ -108,3 +118,14 @@ def test_a_torn_last_line_is_not_continued_when_writing_goes_on(tmp_path: Path) 
     log.append({"update": 3})
     log.close()
     assert rows_in(path) == [1, 3]
+
+
+def test_metrics_that_cannot_be_read_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="does not exist; give the folder of a run"):
+        list(read_metrics(tmp_path / "metrics.jsonl"))
+    for bad in ("nonsense", "[1]", "\x00"):
+        (tmp_path / "metrics.jsonl").write_text(f'{{"update": 1}}\n{bad}\n{{"update": 2}}\n', encoding="utf-8")
+        with pytest.raises(DataError, match="is damaged in line 2"):
+            list(read_metrics(tmp_path / "metrics.jsonl"))
+    with pytest.raises(DataError, match="cannot be read"):
+        list(read_metrics(tmp_path))
