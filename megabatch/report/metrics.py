@@ -16,7 +16,7 @@ from typing import Any
 
 from megabatch.report.untrusted import UnreadableError, bounded_lines, number, open_regular, parse_json, text
 
-__all__ = ["COLUMNS", "Column", "Metrics", "Point", "read_metrics_file"]
+__all__ = ["COLUMNS", "Column", "Metrics", "Point", "iterate_rows", "read_metrics_file"]
 
 COLUMNS = (
     *("loss", "top1", "gradient_norm", "val_loss", "val_top1", "val_top5"),
@@ -121,6 +121,19 @@ def read_metrics_file(path: Path) -> tuple[Metrics, str]:
         return Metrics({}), f"metrics.jsonl {error}"
     problem = f"{metrics.num_damaged} lines of metrics.jsonl were damaged or too long" if metrics.num_damaged else ""
     return metrics, problem
+
+
+def iterate_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Every whole row in order, damaged ones passed over; values are still untrusted.
+
+    Raises:
+        FileNotFoundError, UnreadableError: there is nothing, or something else than an ordinary file.
+    """
+    with open_regular(path) as file:
+        for line in bounded_lines(file, MAX_LINE_BYTES):
+            row = _parse(line)
+            if row is not None and number(row.get("update")) is not None:
+                yield row
 
 
 def _collect(lines: Iterator[bytes | None], num_lines: int) -> Metrics:

@@ -1,0 +1,228 @@
+"""A plan beside the run that followed it: what was predicted, what was measured, and where the run is not the plan's.
+
+One comparison serves `megabatch plan --compare` and the report. Per update the run measures compute, communication and
+waiting for data, as means over workers; compared are medians over updates of the batch that the plan priced, without
+the first few. A worker that waits for a slower one waits inside the all-reduce, so the plan's stragglers are compared
+together with its exposed communication. The plan counts evaluations, so the whole training is the run's wall clock.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from megabatch.errors import DataError
+from megabatch.report.metrics import LEFT_OUT_UPDATES, Column, iterate_rows
+from megabatch.report.run import Run, read_run, setting
+from megabatch.report.untrusted import UnreadableError, items, number, table, text
+
+__all__ = ["LEFT_OUT_UPDATES", "PartComparison", "PlanComparison", "compare", "compare_run"]
+
+_PER_UPDATE = (
+    ("update", "step_seconds", "update_seconds"),
+    ("compute", "compute_seconds", "compute_seconds"),
+    ("communication and waiting", "communication_and_waiting_seconds", "communication_seconds"),
+    ("waiting for data", "data_seconds", "data_seconds"),
+    ("images/s", "images_per_second", "images_per_second"),
+)
+
+_ALLOWANCE = 0.02
+"""Of an update: what a part that was predicted as 0 may take. Its own interval has no width, a clock has."""
+
+_SAME_UPDATES = 0.02
+"""Epochs to a target are rounded up when they are followed; a run that differs by more is another training."""
+
+_MAX_BATCHES = 64
+_OF_NO_ACCOUNT = ("data.path", "log.", "promise.")
+
+
+@dataclass(frozen=True, slots=True)
+class PartComparison:
+    """One part in seconds (images/s: per second); low and high are the plan's 80 % interval."""
+
+    part: str
+    predicted: float
+    low: float
+    high: float
+    measured: float
+    num_measured: int
+
+    @property
+    def inside(self) -> bool:
+        return self.low <= self.measured <= self.high
+
+    @property
+    def ratio(self) -> float:
+        """Measured over predicted; infinite when nothing was predicted."""
+        return self.measured / self.predicted if self.predicted else math.inf
+
+
+@dataclass(frozen=True)
+class PlanComparison:
+    """The parts, and in words what the run did otherwise than planned; `remark` says what could not be compared."""
+
+    parts: tuple[PartComparison, ...]
+    differences: tuple[str, ...] = ()
+    remark: str = ""
+
+    def __iter__(self) -> Iterator[PartComparison]:
+        return iter(self.parts)
+
+    @property
+    def difference_line(self) -> str:
+        """A sentence for people; empty when the run is the plan's."""
+        return f"the run differs from its plan: {', '.join(self.differences)}" if self.differences else ""
+
+    def as_data(self) -> dict[str, Any]:
+        """For `--json`."""
+        parts = [{**asdict(part), "inside": part.inside} for part in self.parts]
+        return {"parts": parts, "differences": list(self.differences), "remark": self.remark}
+
+
+def compare_run(folder: Path) -> PlanComparison:
+    """Read a run folder and compare it with its plan; raises DataError when it cannot be compared."""
+    return compare(read_run(folder))
+
+
+def compare(run: Run) -> PlanComparison:
+    """Compare a run with the plan it followed.
+
+    Raises:
+        DataError: it followed none, the plan holds no prediction, or there are too few updates.
+    """
+    if not run.plan:
+        for problem in run.problems:
+            if problem.startswith("plan.json"):
+                raise DataError(f"{problem} in run '{run.name}'; put the plan that it followed back there")
+        raise DataError(
+            f"run '{run.name}' has no plan.json, it followed no plan; make one with `megabatch plan --output` and "
+            "train with --plan"
+        )
+    prediction = table(run.plan.get("prediction"))
+    said = {key: found for _, key, _ in _PER_UPDATE if (found := _interval(prediction.get(key))) is not None}
+    if not said:
+        raise DataError(
+            f"plan.json of run '{run.name}' holds no prediction of an update; put the plan that it followed back there"
+        )
+    batch, columns = _steady(run, _planned_batch(run.plan, said))
+    if not columns:
+        why = next((f" ({one})" for one in run.problems if one.startswith("metrics.jsonl")), "")
+        raise DataError(
+            f"run '{run.name}' has {run.metrics.num_rows} updates{why}; at least {LEFT_OUT_UPDATES + 1} are needed to "
+            "compare it with its plan"
+        )
+    update = columns["update_seconds"].quantile(0.5) if "update_seconds" in columns else None
+    parts = []
+    for part, key, name in _PER_UPDATE:
+        measured = columns[name].quantile(0.5) if name in columns else None
+        if key in said and measured is not None:
+            limits = _allowed(said[key], said["step_seconds"][0] if "step_seconds" in said else update)
+            parts.append(PartComparison(part, *limits, measured, len(columns[name].sample)))
+    training, remark = _training(run, prediction)
+    return PlanComparison((*parts, *training), _differences(run, batch, said), remark)
+
+
+def _interval(value: Any) -> tuple[float, float, float] | None:
+    """(middle, low, high), or None when it is no such thing."""
+    middle, low, high = (number(table(value).get(name)) for name in ("middle", "low", "high"))
+    if middle is None or middle < 0:
+        return None
+    return middle, middle if low is None else low, middle if high is None else high
+
+
+def _allowed(said: tuple[float, float, float], update_seconds: float | None) -> tuple[float, float, float]:
+    middle, low, high = said
+    return (middle, low, max(high, _ALLOWANCE * (update_seconds or 0.0))) if middle == 0 else said
+
+
+def _planned_batch(plan: dict[str, Any], said: dict[str, tuple[float, float, float]]) -> tuple[float, float] | None:
+    """(total batch of the update that was priced, how far a run's may lie from it: it takes whole ghost batches)."""
+    if "step_seconds" not in said or "images_per_second" not in said:
+        return None
+    batch = float(round(said["step_seconds"][0] * said["images_per_second"][0]))
+    ghost = number(table(plan.get("settings")).get("train.ghost_batch")) or 0.0
+    return batch, max(0.01 * batch, ghost - 1)
+
+
+def _steady(run: Run, planned: tuple[float, float] | None) -> tuple[float, dict[str, Column]]:
+    """The total batch to compare at, and its columns: the planned one, or else the one with most updates."""
+    by_batch: dict[float, dict[str, Column]] = {}
+    counts: dict[float, int] = {}
+    try:
+        for index, row in enumerate(iterate_rows(run.folder / "metrics.jsonl")):
+            batch = number(row.get("batch_total")) or 0.0
+            if index < LEFT_OUT_UPDATES or (batch not in by_batch and len(by_batch) >= _MAX_BATCHES):
+                continue
+            columns = by_batch.setdefault(batch, {})
+            counts[batch] = counts.get(batch, 0) + 1
+            for _, _, name in _PER_UPDATE:
+                value = number(row.get(name))
+                if value is not None:
+                    columns.setdefault(name, Column()).add(index, index, index, value, 0)
+    except (UnreadableError, OSError):
+        return 0.0, {}  # `run.problems` says it
+    near = [batch for batch in counts if planned and abs(batch - planned[0]) <= planned[1]]
+    chosen = max(near or counts, key=lambda batch: (counts[batch], batch), default=0.0)
+    return chosen, by_batch.get(chosen, {})
+
+
+def _training(run: Run, prediction: dict[str, Any]) -> tuple[list[PartComparison], str]:
+    """The whole training, if the run is finished and made about as many updates as the plan counted; else why not."""
+    said, planned = _interval(prediction.get("training_seconds")), number(prediction.get("updates"))
+    updates, seconds = number(run.summary.get("updates")), number(run.summary.get("wall_seconds"))
+    if said is None or planned is None:
+        return [], ""
+    if not run.is_finished or updates is None or seconds is None:
+        return [], "the time of the whole training is not compared: the run is not finished"
+    if abs(updates - planned) > max(1.0, _SAME_UPDATES * planned):
+        counts = f"the run made {updates:,.0f} updates, the plan counted {planned:,.0f}"
+        return [], f"the time of the whole training is not compared: {counts}"
+    return [PartComparison("training", *said, seconds, 1)], ""
+
+
+def _differences(run: Run, batch: float, said: dict[str, tuple[float, float, float]]) -> tuple[str, ...]:
+    """What the run did otherwise than its plan, each in a few words."""
+    found = []
+    planned_workers, workers = number(run.plan.get("workers")), run.num_workers
+    if planned_workers and workers and planned_workers != workers:
+        found.append(f"{workers:,} worker{'s' if workers > 1 else ''} instead of {planned_workers:,.0f}")
+    planned_grid = text(run.plan.get("grid"), 40)
+    if planned_grid and run.grid_text and planned_grid != run.grid_text and planned_workers == workers:
+        found.append(f"grid {run.grid_text} instead of {planned_grid}")
+    for name, wanted in _planned_settings(run.plan).items():
+        had = setting(run, name)
+        if had is not None and not name.startswith(_OF_NO_ACCOUNT) and not _same(had, wanted):
+            found.append(f"{text(name, 60)} {_shown(had)} instead of {_shown(wanted)}")
+    planned = _planned_batch(run.plan, said)
+    if planned and batch and abs(batch - planned[0]) > planned[1] and not any("batch_total" in one for one in found):
+        found.append(f"updates of {batch:,.0f} pictures instead of {planned[0]:,.0f}")
+    return tuple(found)
+
+
+def _planned_settings(plan: dict[str, Any]) -> dict[str, Any]:
+    """Dotted names and values: what the user typed for the plan, then what the planner chose."""
+    found: dict[str, Any] = {}
+    for one in items(plan.get("overrides"), 1000):
+        name, equals, value = text(one, 1000).partition("=")
+        if equals:
+            try:
+                found[name.strip()] = tomllib.loads(f"value = {value}")["value"]
+            except (tomllib.TOMLDecodeError, RecursionError):
+                found[name.strip()] = value.strip()
+    return found | table(plan.get("settings"))
+
+
+def _same(had: Any, wanted: Any) -> bool:
+    ours, theirs = number(had), number(wanted)
+    if ours is not None and theirs is not None:
+        return math.isclose(ours, theirs, rel_tol=1e-6)
+    return bool(had == wanted) or (not isinstance(had, dict | list) and text(had) == text(wanted))
+
+
+def _shown(value: Any) -> str:
+    found = number(value)
+    return f"{found:g}" if found is not None and not float(found).is_integer() else text(value, 60) or "another"
