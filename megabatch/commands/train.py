@@ -48,7 +48,10 @@ def train(
     ] = None,
     plan: Annotated[
         Path | None,
-        typer.Option(help="Follow a plan of `megabatch plan --output`: workers, grid, algorithm, bucket and batch."),
+        typer.Option(
+            help="Follow a plan of `megabatch plan --output`: its workers, grid, settings, scale and epochs; "
+            "what is typed here wins."
+        ),
     ] = None,
     keep_plan: Annotated[Path | None, typer.Option(hidden=True)] = None,
     debug: Debug = False,
@@ -66,9 +69,9 @@ def train(
     if plan is not None:
         from megabatch.plan.planfile import follow
 
-        planned = follow(plan, recipe, grid, workers, os.environ)
+        planned = follow(plan, recipe, grid, workers, os.environ, scale=scale, epochs=epochs)
         overrides, plan_text = planned.overrides + overrides, planned.text
-        grid, workers = planned.grid, planned.workers
+        grid, workers, scale, epochs = planned.grid, planned.workers, planned.scale, planned.epochs
     request = TrainRequest(recipe, overrides, workers, grid, output, resume, debug, scale, epochs, plan_text)
     raise typer.Exit(train_here(request, os.environ))
 

@@ -1,8 +1,11 @@
 """The plan as a file: what `megabatch plan --output plan.json` writes and `megabatch train --plan plan.json`
 follows.
 
-`settings` are overrides of the recipe, `grid` and `workers` what the run is started with; `prediction` is what the
-run is compared with afterwards (`plan.loop`). A plan is for one recipe: another one refuses it.
+A plan carries all that was priced, so that the run is the one that was predicted: `scale` and `epochs` fit the recipe
+as the options of the same names do, `overrides` are those the user typed, `settings` what the planner chose, in this
+order; `grid` and `workers` are what the run is started with. `prediction` is what the run is compared with afterwards
+(`report.plan_compare`). A plan is for one recipe at one scale: another one refuses it. What is typed after
+`megabatch train` wins over the plan.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,16 +23,22 @@ from megabatch.plan.interval import Interval
 from megabatch.plan.planner import Help, PlanResult
 from megabatch.plan.predict import Prediction
 from megabatch.plan.workload import Workload
+from megabatch.schedule.batch import parse_stages
 
 __all__ = ["PlannedRun", "follow", "plan_as_data", "prediction_as_data", "read_plan"]
 
 FORMAT = 1
 _MOST_LOCAL_WORKERS = 64
+_BATCH = "train.batch_total"
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """What a run takes from a plan file; `text` is the file itself, kept with the run."""
+    """What a run takes from a plan file; `text` is the file itself, kept with the run.
+
+    overrides: those of the user, then the planner's, so that the planner's win. scale, epochs: None where the recipe is
+    taken as it is, and in files of versions that did not write them.
+    """
 
     recipe: str
     workers: int | None
@@ -37,17 +46,36 @@ class PlannedRun:
     overrides: tuple[str, ...]
     prediction: dict[str, Any]
     text: str
+    scale: str | None = None
+    epochs: float | None = None
 
 
-def plan_as_data(result: PlanResult, cluster: str, workload: Workload, stages_text: str) -> dict[str, Any]:
-    """Everything of a plan, as plain data: also what `--json` prints."""
+def plan_as_data(
+    result: PlanResult,
+    cluster: str,
+    workload: Workload,
+    stages_text: str,
+    *,
+    overrides: Sequence[str] = (),
+    scale: str | None = None,
+    epochs: float | None = None,
+) -> dict[str, Any]:
+    """Everything of a plan, as plain data: also what `--json` prints.
+
+    overrides, scale, epochs: as the user typed them after `megabatch plan`. Epochs to a target are taken from the
+    prediction and rounded up to a tenth.
+    """
     chosen = result.chosen
     bucket = chosen.candidate.bucket_mb
+    assumed = workload.epochs
+    if not math.isclose(chosen.epochs.middle, workload.epochs):  # those to a target
+        assumed = epochs = math.ceil(10 * chosen.epochs.middle - 1e-6) / 10
     settings: dict[str, Any] = {
         "comm.algorithm": chosen.candidate.algorithm,
         "comm.bucket_mb": bucket if math.isfinite(bucket) else _whole_gradient_mb(workload),
-        "train.batch_total": int(stages_text) if stages_text.isdigit() else stages_text,
-        "train.ghost_batch": int(min(workload.ghost_batch, chosen.local_batch)),
+        _BATCH: int(stages_text) if stages_text.isdigit() else stages_text,
+        "train.epochs": assumed,
+        "train.ghost_batch": chosen.ghost_batch,
     }
     return {
         "megabatch_plan": FORMAT,
@@ -56,6 +84,9 @@ def plan_as_data(result: PlanResult, cluster: str, workload: Workload, stages_te
         "goal": result.reason,
         "workers": chosen.candidate.workers,
         "grid": chosen.candidate.grid.text,
+        "scale": scale,
+        "epochs": epochs,
+        "overrides": list(overrides),
         "settings": settings,
         "prediction": prediction_as_data(chosen),
         "candidates": [prediction_as_data(one) for one in result.candidates],
@@ -75,6 +106,7 @@ def prediction_as_data(one: Prediction) -> dict[str, Any]:
         "bucket_mb": bucket if math.isfinite(bucket) else "all",
         "batch": one.batch,
         "local_batch": one.local_batch,
+        "ghost_batch": one.ghost_batch,
         "step_seconds": _interval(one.step),
         "step_parts_seconds": dict(one.step_parts),
         "compute_seconds": _part(one, "compute"),
@@ -93,6 +125,7 @@ def prediction_as_data(one: Prediction) -> dict[str, Any]:
         "currency": one.currency,
         "binding": one.binding,
         "warnings": list(one.warnings),
+        "notes": list(one.notes),
     }
 
 
@@ -110,33 +143,51 @@ def read_plan(path: str | Path) -> PlannedRun:
     if not isinstance(content, dict) or content.get("megabatch_plan") != FORMAT:
         raise ConfigError(f"'{path}' is no plan of this version; write one with `megabatch plan --output plan.json`")
     try:
-        settings = content["settings"]
-        overrides = tuple(f"{key}={json.dumps(value)}" for key, value in settings.items())
+        chosen = tuple(f"{key}={json.dumps(value)}" for key, value in content["settings"].items())
+        typed = content.get("overrides", [])
+        if not isinstance(typed, list) or not all(isinstance(one, str) for one in typed):
+            raise ValueError("overrides")
+        scale, epochs = content.get("scale"), content.get("epochs")
         return PlannedRun(
             str(content["recipe"]),
             int(content["workers"]),
             str(content["grid"]),
-            overrides,
+            (*typed, *chosen),
             dict(content["prediction"]),
             text,
+            None if scale is None else str(scale),
+            None if epochs is None else float(epochs),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"plan '{path}' is damaged ({error}); write it anew with `megabatch plan --output`") from None
 
 
-def follow(path: Path, recipe: str, grid: str | None, workers: int | None, environ: Mapping[str, str]) -> PlannedRun:
-    """A plan for a run of `recipe`; a grid or workers that were typed win over it.
+def follow(
+    path: Path,
+    recipe: str,
+    grid: str | None,
+    workers: int | None,
+    environ: Mapping[str, str],
+    *,
+    scale: str | None = None,
+    epochs: float | None = None,
+) -> PlannedRun:
+    """A plan for a run of `recipe`; a grid, workers or epochs that were typed win over it.
 
     Under a launcher the workers are those it started. Without one, local workers are started, and a plan for a cluster
     is refused: nobody wants its thousands of workers on one machine.
 
     Raises:
-        ConfigError: the plan is for another recipe, or needs a cluster and this is none.
+        ConfigError: the plan is for another recipe or scale, or needs a cluster and this is none.
     """
     planned = read_plan(path)
     if planned.recipe != Path(recipe).stem:
         raise ConfigError(
             f"plan '{path}' is for recipe '{planned.recipe}', '{recipe}' was given; plan that one, or train the other"
+        )
+    if scale is not None and planned.scale is not None and scale != planned.scale:
+        raise ConfigError(
+            f"plan '{path}' is for --scale {planned.scale}, {scale} was given; plan that one, or leave --scale out"
         )
     assert planned.workers is not None
     launched = any(name in environ for name in ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK"))
@@ -147,7 +198,29 @@ def follow(path: Path, recipe: str, grid: str | None, workers: int | None, envir
         )
     wanted = workers or (None if launched else planned.workers)
     fits = wanted is None or wanted == planned.workers
-    return dataclasses.replace(planned, workers=wanted, grid=grid or (planned.grid if fits else None))
+    if epochs is not None:
+        planned = _over_other_epochs(planned, epochs)
+    return dataclasses.replace(
+        planned,
+        workers=wanted,
+        grid=grid or (planned.grid if fits else None),
+        scale=planned.scale or scale,
+    )
+
+
+def _over_other_epochs(planned: PlannedRun, epochs: float) -> PlannedRun:
+    """The plan over as many epochs as were typed, its batch stages compressed or stretched alike."""
+    last = {one.partition("=")[0].strip(): one.partition("=")[2] for one in planned.overrides}
+    kept = [one for one in planned.overrides if one.partition("=")[0].strip() not in ("train.epochs", _BATCH)]
+    if _BATCH in last:
+        text = json.loads(last[_BATCH])  # the planner wrote it last
+        if isinstance(text, str) and "train.epochs" in last:
+            factor = epochs / float(last["train.epochs"])
+            stages = parse_stages(text)
+            starts = [start * factor for start in stages.from_epochs]
+            text = " ".join(f"{start!r}:{total}" for start, total in zip(starts, stages.batch_totals, strict=True))
+        kept.append(f"{_BATCH}={json.dumps(text)}")
+    return dataclasses.replace(planned, overrides=tuple(kept), epochs=epochs)
 
 
 def _interval(value: Interval) -> dict[str, float]:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from megabatch.config import Config
 from megabatch.errors import ConfigError
+from megabatch.plan.convergence import mlperf_law
 from megabatch.plan.planfile import follow, plan_as_data, read_plan
-from megabatch.plan.planner import Goal, plan
+from megabatch.plan.planner import Goal, PlanResult, plan
+from megabatch.plan.workload import model_layers, workload_of
+from megabatch.recipes import load_config
+from megabatch.schedule.batch import BatchStages, parse_stages
 from tests.plan.laboratory import laboratory, workload
 
 
@@ -26,6 +33,96 @@ def test_a_plan_comes_back_as_overrides(tmp_path: Path) -> None:
     assert back.prediction["step_seconds"]["middle"] == result.chosen.step.middle
     assert len(data["candidates"]) == len(result.candidates)
     assert data["candidates"][data["front"][0]]["workers"] == result.front[0].candidate.workers
+
+
+def written(path: Path, recipe: str, *, workers: int = 64, law: bool = False, **typed: Any) -> PlanResult:
+    """A plan of a recipe as `megabatch plan` writes it."""
+    typed.setdefault("overrides", [])
+    layers = model_layers("resnet50")[0]
+    load = workload_of(recipe, typed["overrides"], layers, scale=typed.get("scale"), epochs=typed.get("epochs"))
+    load = dataclasses.replace(load, model="resnet50")
+    result = plan(laboratory(), load, [workers], Goal(), law=mlperf_law() if law else None)
+    stages = " ".join(f"{a:g}:{b}" for a, b in zip(load.stages.from_epochs, load.stages.batch_totals, strict=True))
+    text = stages if len(load.stages.batch_totals) > 1 else str(load.stages.batch_totals[0])
+    path.write_text(json.dumps(plan_as_data(result, "laboratory", load, text, **typed)), encoding="utf-8")
+    return result
+
+
+def trained(path: Path, recipe: str, *typed: str, epochs: float | None = None, scale: str | None = None) -> Config:
+    """The settings that `megabatch train RECIPE --plan PATH` ends with."""
+    planned = follow(path, recipe, None, None, {"RANK": "0"}, epochs=epochs, scale=scale)
+    return load_config(recipe, [*planned.overrides, *typed], scale=planned.scale, epochs=planned.epochs)
+
+
+def test_a_run_trains_as_long_as_was_predicted(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    assert load_config("mikami2018").train.epochs == 90
+    result = written(path, "mikami2018", law=True)
+    epochs = result.chosen.epochs.middle
+    followed = trained(path, "mikami2018")
+    assert epochs <= followed.train.epochs < epochs + 0.1
+    assert followed.train.epochs == round(followed.train.epochs, 1)
+    # Schedules are compressed with it: they end where the run ends.
+    assert followed.optimizer == load_config("mikami2018", epochs=followed.train.epochs).optimizer
+    written(path, "mikami2018", epochs=5.0)
+    assert trained(path, "mikami2018").optimizer == load_config("mikami2018", epochs=5.0).optimizer
+    assert trained(path, "mikami2018").train.epochs == 5
+    # `--set` wins over `--epochs` in a plan as in a run; a target wins over both, because it was priced.
+    written(path, "mikami2018", epochs=5.0, overrides=["train.epochs=4"])
+    assert trained(path, "mikami2018").train.epochs == 4
+    written(path, "mikami2018", law=True, overrides=["train.epochs=4"])
+    assert trained(path, "mikami2018").train.epochs == followed.train.epochs
+
+
+def test_overrides_and_scale_of_the_plan_are_the_runs(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    written(path, "mikami2018", overrides=["comm.wire=fp32", "data.image_size = 128"])
+    found = trained(path, "mikami2018")
+    assert (found.comm.wire, found.data.image_size) == ("fp32", 128)
+    written(path, "mikami2018", workers=4, scale="cifar10")
+    assert trained(path, "mikami2018").data == load_config("mikami2018", scale="cifar10").data
+    assert trained(path, "mikami2018", scale="cifar10") == trained(path, "mikami2018")
+    with pytest.raises(ConfigError, match="is for --scale cifar10, fashion-mnist was given"):
+        trained(path, "mikami2018", scale="fashion-mnist")
+
+
+def test_what_is_typed_after_train_wins(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    written(path, "mikami2018", overrides=["comm.wire=fp32", "train.batch_total=0:32768 30:65536"], law=True)
+    assert trained(path, "mikami2018", "comm.wire=bf16", "train.epochs=2").comm.wire == "bf16"
+    assert trained(path, "mikami2018", "train.epochs=2").train.epochs == 2
+    planned = trained(path, "mikami2018")
+    assert planned.train.batch_total == "0:32768 30:65536"
+    found = trained(path, "mikami2018", epochs=planned.train.epochs / 2)
+    assert found.train.epochs == planned.train.epochs / 2
+    assert parse_stages(found.train.batch_total) == BatchStages((0.0, 15.0), (32768, 65536))
+
+
+def test_the_ghost_batch_is_the_priced_one(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    result = written(path, "mikami2018", workers=4096)
+    assert trained(path, "mikami2018").train.ghost_batch == result.chosen.ghost_batch < 16
+
+
+def test_files_of_older_versions_are_followed(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    written(path, "mikami2018", epochs=5.0)
+    content = json.loads(path.read_text(encoding="utf-8"))
+    for key in ("scale", "epochs", "overrides"):
+        del content[key]
+    del content["settings"]["train.epochs"]
+    path.write_text(json.dumps(content), encoding="utf-8")
+    assert trained(path, "mikami2018").train.epochs == 90
+    assert trained(path, "mikami2018", epochs=3.0).train.epochs == 3
+
+
+@pytest.mark.parametrize("damage", [{"overrides": "x"}, {"overrides": [1]}, {"epochs": "x"}, {"settings": []}])
+def test_damaged_values_are_one_line(tmp_path: Path, damage: dict[str, Any]) -> None:
+    path = tmp_path / "plan.json"
+    written(path, "mikami2018")
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | damage), encoding="utf-8")
+    with pytest.raises(ConfigError, match="is damaged"):
+        read_plan(path)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"megabatch_plan": 99}', '{"megabatch_plan": 1}'])
