@@ -50,7 +50,8 @@ def train(
     bench = build_workbench(config, world, grid, device)
     run = RunState(trunk_clock(config, len(bench.train_source)))
     planned = planned_samples(config, len(bench.train_source))
-    environment = describe_environment(world, _hosts(world), grid, device) | describe_gradients(bench.network, grid)
+    environment = describe_environment(world, _hosts(world), grid, device)
+    environment |= describe_gradients(bench.network, grid, bench.train_source.channels, config.data.image_size)
 
     with ExitStack() as stack:
         if world.is_first:

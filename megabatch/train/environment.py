@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from megabatch.comm.drawing import phases_as_data
 from megabatch.comm.shape import GridShape
+from megabatch.train.layers import layers_or_none
 from megabatch.train.world import World
 
 __all__ = ["describe_environment", "describe_gradients"]
@@ -38,10 +39,11 @@ def describe_environment(world: World, hosts: list[str], grid: GridShape, device
     }
 
 
-def describe_gradients(network: torch.nn.Module, grid: GridShape) -> dict[str, Any]:
-    """What travels in an update and by which roads: bytes, and the phases of every algorithm on this grid."""
+def describe_gradients(network: torch.nn.Module, grid: GridShape, channels: int, image_size: int) -> dict[str, Any]:
+    """What travels in an update and by which roads: bytes, layers, and the phases of every algorithm on this grid."""
     num_bytes = sum(p.numel() * p.element_size() for p in network.parameters() if p.requires_grad)
-    return {"gradient_bytes": num_bytes, "phases": phases_as_data(grid)}
+    layers = layers_or_none(network, channels, image_size)
+    return {"gradient_bytes": num_bytes, "layers": layers, "phases": phases_as_data(grid)}
 
 
 def _version(name: str) -> str | None:

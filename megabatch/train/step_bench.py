@@ -91,6 +91,7 @@ def _measure(request: StepBenchRequest, device: Any, together: Any) -> dict[str,
     from megabatch.model.registry import build_model
     from megabatch.optim.build import build_optimizer
     from megabatch.train.build import Normaliser, autocast_of
+    from megabatch.train.layers import list_layers
 
     config = request.config
     channels = 1 if len(config.data.mean) == 1 else 3
@@ -143,7 +144,7 @@ def _measure(request: StepBenchRequest, device: Any, together: Any) -> dict[str,
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
         "backward_share": statistics.median(shares),
-        "layers": _layers(network, torch.zeros(2, channels, size, size, device=device)),
+        "layers": list_layers(network, torch.zeros(2, channels, size, size, device=device)),
         "rows": rows,
         "versions": {"torch": torch.__version__},
     }
@@ -151,37 +152,3 @@ def _measure(request: StepBenchRequest, device: Any, together: Any) -> dict[str,
 
 def _nothing() -> None:
     """Work on a CPU is done when the call returns."""
-
-
-def _layers(network: Any, pictures: Any) -> list[dict[str, Any]]:
-    """Layers in the order of the forward pass with their parameters and part of the multiply-adds."""
-    import torch
-    from torch import nn
-
-    names = {module: name for name, module in network.named_modules()}
-    seen: list[dict[str, Any]] = []
-
-    def after(module: Any, _inputs: Any, out: Any) -> None:
-        count = sum(p.numel() for p in module.parameters(recurse=False))
-        if not count:
-            return
-        if isinstance(module, nn.Conv2d):
-            work = module.weight.numel() * out.shape[2] * out.shape[3]
-        elif isinstance(module, nn.Linear):
-            work = module.weight.numel()
-        elif seen:  # a norm belongs to the layer before it
-            seen[-1]["parameters"] += count
-            return
-        else:
-            work = count
-        seen.append({"name": names[module], "parameters": count, "work": float(work)})
-
-    hooks = [module.register_forward_hook(after) for module in network.modules()]
-    was_training = network.training
-    with torch.no_grad():
-        network.eval()(pictures)
-    network.train(was_training)
-    for hook in hooks:
-        hook.remove()
-    whole = sum(layer["work"] for layer in seen)
-    return [{**layer, "work": layer["work"] / whole} for layer in seen]
