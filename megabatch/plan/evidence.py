@@ -1,4 +1,4 @@
-"""What `--calibrate` takes, told apart by content: rows of systems, step times, link costs, a finished run folder.
+"""What `--calibrate` takes, told apart by content: rows of systems, step times, link costs, the folder of a run.
 
     rows.csv      whole systems (`plan.rows`): a `StepFit` of one family and software stack
     step.json     `megabatch bench step`: the compute table and the layers of a network
@@ -6,14 +6,15 @@
     runs/NAME     a run: its compute time by ghost batch and its network's layers, as the run measured them
 
 Later ones replace earlier ones of the same kind. Rows must name one family and one stack: mixing software stacks is
-what made predictions fail.
+what made predictions fail. What was measured on another accelerator or with another backend than the cluster's is
+refused; rows of the same accelerator in other nodes are evidence of "same stack" only, which is less certain.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import statistics
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,40 +27,45 @@ from megabatch.plan.cluster import Cluster
 from megabatch.plan.compute import ComputeTable
 from megabatch.plan.quantity import Quantity
 from megabatch.plan.relatives import generation
-from megabatch.plan.rows import Row, read_rows
+from megabatch.plan.rows import Row, read_rows, refuse_contradicting
+from megabatch.plan.run_times import read_run_times
 from megabatch.plan.step_times import step_times_from_data
-from megabatch.plan.workload import Layer
-from megabatch.recipes import config_from_toml
-from megabatch.report.record import read_json, read_metrics
+from megabatch.plan.workload import Layer, model_layers
 
 __all__ = ["Evidence", "gather", "pick_rows"]
 
-_WARM_UP_UPDATES = 3
+_GPU = re.compile(r"[avhplbtk]\d{1,3}(?!\d|fx)|gh\d+|mi\d+|rtx|geforce|titan")
+_GENERATION = re.compile(r"[avhplb]\d{2,3}$")
+_UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """A cluster with what was measured put in; layers of a network that is not stored; a fit to rows."""
+    """A cluster with what was measured put in; layers of a network that is not stored; a fit to rows.
+
+    sources: a line for people about each calibration source, in the order given.
+    """
 
     cluster: Cluster
     layers: tuple[Layer, ...] | None = None
     fit: StepFit | None = None
+    sources: tuple[str, ...] = ()
 
 
 def gather(cluster: Cluster, paths: Sequence[str], family: str = "", stack: str = "") -> Evidence:
     """Put every calibration source into the cluster, in order.
 
     Raises:
-        ConfigError, DataError: a source that is none of the four kinds, or that cannot determine anything.
+        ConfigError, DataError: a source that is none of the four kinds, that cannot determine anything, or that is of
+            other machines than the cluster.
     """
     found = Evidence(cluster)
     for text in paths:
         path = Path(text)
         if path.is_dir():
-            found = dataclasses.replace(found, cluster=_with_run(found.cluster, path))
+            found = _with_run(found, path)
         elif path.suffix == ".csv":
-            rows = pick_rows(read_rows(path)[0], cluster.accelerator, family, stack)
-            found = dataclasses.replace(found, fit=fit_steps(rows))
+            found = _with_rows(found, path, family, stack)
         else:
             found = _with_json(found, path)
     if not found.cluster.compute.points:
@@ -67,21 +73,32 @@ def gather(cluster: Cluster, paths: Sequence[str], family: str = "", stack: str 
             f"cluster '{cluster.name}' has no step times of its own; measure them with `megabatch bench step RECIPE "
             "--output step.json` and add --calibrate step.json"
         )
+    if found.layers is None and any(Path(text).is_dir() for text in paths):
+        _refuse_unknown_layers(found.cluster.compute)
     return found
 
 
 def pick_rows(rows: Sequence[Row], accelerator: str, family: str, stack: str) -> list[Row]:
-    """The rows of one family and one stack; of the cluster's accelerator when no family is named."""
-    kind = generation(accelerator.lower())
-    chosen = [row for row in rows if (row.family == family if family else generation(row.accelerator) == kind)]
-    families = sorted({row.family for row in chosen})
+    """The rows of one family and one stack, of the cluster's accelerator where it names one."""
+    kind = _kind(accelerator)
+    known = sorted({row.family for row in rows if not kind or generation(row.accelerator) == kind})
+    chosen = [row for row in rows if row.family == (family or row.family)]
     if not chosen:
-        known = sorted({row.family for row in rows})
-        what = f"family '{family}'" if family else f"accelerator '{accelerator}'"
-        raise DataError(f"no row is of {what}; name a family with --family{nearest(family, known)}, such as {known[0]}")
+        such = f", such as {known[0]}" if known else ""
+        raise DataError(
+            f"no row is of family '{family}'; name one of the table with --family{nearest(family, known)}{such}"
+        )
+    if kind:
+        chosen = [row for row in chosen if generation(row.accelerator) == kind]
+    if not chosen:
+        raise DataError(
+            _why_foreign([row for row in rows if row.family == (family or row.family)], accelerator, family)
+        )
+    families = sorted({row.family for row in chosen})
     if len(families) > 1:
         shown = ", ".join(families[:6]) + (", ..." if len(families) > 6 else "")
-        raise DataError(f"the rows hold {len(families)} families of '{accelerator}' ({shown}); name one with --family")
+        of = f" of '{accelerator}'" if kind else ""
+        raise DataError(f"the rows hold {len(families)} families{of} ({shown}); name one with --family")
     stacks = sorted({row.stack for row in chosen})
     chosen = [row for row in chosen if not stack or row.stack == stack]
     if not chosen or (len(stacks) > 1 and not stack):
@@ -92,39 +109,131 @@ def pick_rows(rows: Sequence[Row], accelerator: str, family: str, stack: str) ->
     return chosen
 
 
+def _why_foreign(rows: Sequence[Row], accelerator: str, family: str) -> str:
+    kinds = sorted({generation(row.accelerator) for row in rows} - {_UNKNOWN})
+    if not kinds:
+        return (
+            f"the rows do not say of which accelerator they are, the cluster's is '{accelerator}'; add a column accel "
+            "with the accelerator of each row"
+        )
+    shown = ", ".join(kinds[:6]) + (", ..." if len(kinds) > 6 else "")
+    whose = f" of family '{family}'" if family else ""
+    return (
+        f"no row{whose} is of accelerator '{accelerator}', they are of {shown}; give rows of that accelerator, or "
+        "--cluster with the machines that the rows are of"
+    )
+
+
+def _with_rows(found: Evidence, path: Path, family: str, stack: str) -> Evidence:
+    cluster = found.cluster
+    every, remarks = read_rows(path)
+    rows = pick_rows(every, cluster.accelerator, family, stack)
+    refuse_contradicting(rows, path)
+    per_node = sorted({-(-row.num_workers // row.num_nodes) for row in rows if _in_other_nodes(row, cluster)})
+    fit = fit_steps(rows, "same stack" if per_node else "same system")
+    line = f"{path.name}: {_count(len(rows), 'row')} of {rows[0].family}, {' '.join(rows[0].stack.split())}"
+    if per_node:
+        sizes = ", ".join(map(str, per_node))
+        line += f"; in nodes of {sizes} workers, those of the cluster hold {cluster.workers_per_node}"
+    doubts = [f"{path.name} {text}" for text in remarks if any(text.startswith(f"line {row.line} ") for row in rows)]
+    return dataclasses.replace(found, fit=fit, sources=(*found.sources, line, *doubts))
+
+
+def _in_other_nodes(row: Row, cluster: Cluster) -> bool:
+    """Whether nodes hold other numbers of workers than the cluster's; a node that was used in part may be alike."""
+    if row.num_nodes > 1:
+        return row.num_workers != row.num_nodes * cluster.workers_per_node
+    return row.num_workers > cluster.workers_per_node
+
+
 def _with_json(found: Evidence, path: Path) -> Evidence:
     try:
         text = path.read_text(encoding="utf-8")
         content: Any = json.loads(text)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"calibration '{path}' cannot be read ({error}); "
             "give rows.csv, a file of `megabatch bench`, or a run folder"
         ) from None
     if isinstance(content, dict) and "megabatch_step_times" in content:
-        times = step_times_from_data(content, f"'{path}'")
-        scatter = Quantity(max(times.deviation, 0.001), "measured", str(path))
-        cluster = dataclasses.replace(found.cluster, compute=times.table, straggler_deviation=scatter)
-        return dataclasses.replace(found, cluster=cluster, layers=times.layers)
+        return _with_step_times(found, path, content)
     if isinstance(content, dict) and "megabatch_calibration" in content:
-        calibration = calibration_from_text(text, f"'{path}'")
-        return dataclasses.replace(found, cluster=dataclasses.replace(found.cluster, calibration=calibration))
+        return _with_links(found, path, text)
     raise ConfigError(f"'{path}' is neither step times nor link costs; give a file that `megabatch bench` wrote")
 
 
-def _with_run(cluster: Cluster, folder: Path) -> Cluster:
-    """The compute time of a run, per ghost batch: the median over its updates after the first few."""
-    config = config_from_toml((folder / "config.toml").read_text(encoding="utf-8"), f"'{folder}/config.toml'")
-    workers = int(read_json(folder / "summary.json")["workers"])
-    rows = list(read_metrics(folder / "metrics.jsonl"))[_WARM_UP_UPDATES:]
-    if len(rows) < 3:
-        raise DataError(
-            f"run '{folder}' has fewer than {_WARM_UP_UPDATES + 3} updates; too few to learn a step time from"
+def _with_step_times(found: Evidence, path: Path, content: dict[str, Any]) -> Evidence:
+    times = step_times_from_data(content, f"'{path}'")
+    _refuse_other_device(times.device, found.cluster, f"'{path}'")
+    scatter = Quantity(max(times.deviation, 0.001), "measured", str(path))
+    cluster = dataclasses.replace(found.cluster, compute=times.table, straggler_deviation=scatter)
+    batches = ", ".join(str(row.local_batch) for row in times.rows)
+    line = f"{path.name}: step times of {times.model} at {batches} pictures "
+    line += f"({times.device}, {_count(times.threads, 'thread')})"
+    return dataclasses.replace(found, cluster=cluster, layers=times.layers, sources=(*found.sources, line))
+
+
+def _with_links(found: Evidence, path: Path, text: str) -> Evidence:
+    calibration = calibration_from_text(text, f"'{path}'")
+    if calibration.backend != found.cluster.backend:
+        raise ConfigError(
+            f"'{path}' was measured with {calibration.backend}, cluster '{found.cluster.name}' communicates with "
+            f"{found.cluster.backend}; measure there with `megabatch bench allreduce`, or leave the file out"
         )
-    ghost = config.train.ghost_batch
-    seconds = [row["compute_seconds"] / max(1, -(-int(row["batch_total"]) // ghost // workers)) for row in rows]
-    point = (float(ghost), statistics.median(seconds))
-    table = ComputeTable(
-        config.model.name, (point,), "measured", f"run '{folder.name}'", cluster.compute.backward_share
+    line = f"{path.name}: {calibration.grid} grid with {calibration.backend}, "
+    line += (
+        f"{_count(len(calibration.axes), 'axis', 'axes')} and {_count(len(calibration.points), 'all-reduce')} measured"
     )
-    return dataclasses.replace(cluster, compute=table)
+    cluster = dataclasses.replace(found.cluster, calibration=calibration)
+    return dataclasses.replace(found, cluster=cluster, sources=(*found.sources, line))
+
+
+def _with_run(found: Evidence, folder: Path) -> Evidence:
+    """The compute time of a run, per ghost batch: the median over its updates after the first few."""
+    times = read_run_times(folder)
+    _refuse_other_device(times.device, found.cluster, f"run '{folder}'")
+    table = ComputeTable(
+        times.model,
+        ((float(times.ghost_batch), times.seconds),),
+        "measured",
+        f"run '{folder.name}'",
+        times.backward_share or found.cluster.compute.backward_share,
+        times.noise,
+    )
+    line = f"run {folder.resolve().name}: step time of {times.model} at {times.ghost_batch} pictures, "
+    line += f"n = {times.num_updates:,} ({times.device or 'device not told'}, {_count(times.workers, 'worker')})"
+    cluster = dataclasses.replace(found.cluster, compute=table)
+    layers = times.layers or found.layers
+    return dataclasses.replace(found, cluster=cluster, layers=layers, sources=(*found.sources, line))
+
+
+def _refuse_other_device(device: str, cluster: Cluster, what: str) -> None:
+    ours, theirs = _kind(cluster.accelerator), _kind(device)
+    on_cpu = device == "cpu" and cluster.backend == "nccl" and _GPU.match(ours)
+    other = _GENERATION.match(ours) and _GENERATION.match(theirs) and ours != theirs
+    if on_cpu or other:
+        raise ConfigError(
+            f"{what} was measured on {device}, cluster '{cluster.name}' computes on {cluster.accelerator}; measure "
+            "there, or give --cluster with the machines that it was measured on"
+        )
+
+
+def _refuse_unknown_layers(table: ComputeTable) -> None:
+    try:
+        model_layers(table.model)
+    except ConfigError:
+        raise DataError(
+            f"{table.source} does not tell the layers of {table.model} (runs of older versions do not) and none are "
+            "stored; run it again, or add --calibrate step.json of `megabatch bench step`"
+        ) from None
+
+
+def _kind(accelerator: str) -> str:
+    """The generation in the spelling of rows; empty when it names none ("as found")."""
+    plain = re.sub(r"\(.*?\)|nvidia|tesla", " ", accelerator.lower())
+    kind = generation("-".join(plain.split()))
+    return kind if any(char.isdigit() for char in kind) else ""
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
