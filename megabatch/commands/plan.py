@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from megabatch.commands.options import Debug, Json
+from megabatch.errors import ConfigError
 
 __all__ = ["app"]
 
@@ -24,6 +25,7 @@ app = typer.Typer()
     "`megabatch plan --validate rows.csv` - `megabatch plan --compare runs/mine`"
 )
 def plan(
+    ctx: typer.Context,
     recipe: Annotated[str | None, typer.Argument(help="A name from `megabatch recipes`, or a TOML file.")] = None,
     cluster: Annotated[str, typer.Option(help="A shipped cluster or a TOML file; `--cluster list` names them.")] = "",
     workers: Annotated[
@@ -63,8 +65,10 @@ def plan(
     debug: Debug = False,
 ) -> None:
     """How long a training takes on a cluster, what it costs, on which grid, and why; with 80 % intervals."""
+    if validate is not None or compare is not None:
+        _refuse_beside("--validate" if validate else "--compare", ctx)
     if validate is not None:
-        from megabatch.plan.show import print_validation
+        from megabatch.plan.show_validation import print_validation
         from megabatch.plan.validate import validate_rows
 
         result = validate_rows(validate)
@@ -110,3 +114,18 @@ def plan(
             as_json=as_json,
         )
     )
+
+
+def _refuse_beside(alone: str, ctx: typer.Context) -> None:
+    """A word that would be ignored is a mistake of its writer's."""
+    allowed = {alone.removeprefix("--"), "as_json", "debug"}
+    given = [
+        name
+        for name in ctx.params
+        if name not in allowed and getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"
+    ]
+    if given:
+        words = ", ".join(
+            "the recipe" if name == "recipe" else f"--{name.strip('_').replace('_', '-')}" for name in given
+        )
+        raise ConfigError(f"{alone} looks at a file alone, but {words} was given too; leave that out")

@@ -24,6 +24,7 @@ each, of unknown size (see `interval.EVIDENCE`).
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ from megabatch.plan.interval import EVIDENCE, FORM, Interval, Reach, combine, in
 from megabatch.plan.rows import Row
 from megabatch.plan.straggler import expected_maximum
 
-__all__ = ["PARAMETERS", "PRIOR_PARTS", "StepFit", "fit_steps", "prior", "row_features"]
+__all__ = ["PARAMETERS", "PRIOR_PARTS", "StepFit", "fit_as_data", "fit_steps", "prior", "row_features"]
 
 PARAMETERS = ("fixed", "per_picture", "across", "scatter", "jitter", "evaluation")
 
@@ -77,6 +78,29 @@ class StepFit:
         """The middle of the prediction, as such a row would be logged."""
         return float(self._features(local_batch, num_workers, num_nodes) @ np.array(self.parameters))
 
+    def pass_seconds(self, ghost_batch: float) -> float:
+        """What one worker computes for one ghost batch."""
+        fixed, per_picture, *_ = self.parameters
+        return fixed + per_picture * ghost_batch
+
+    def parts(self, ghost_batch: float, num_workers: int, num_nodes: int, passes: int) -> dict[str, float]:
+        """Seconds of an update of `passes` ghost batches in turn, by part; without evaluation."""
+        *_, across, scatter, jitter, _ = self.parameters
+        slowest = (scatter * passes * ghost_batch + jitter) * expected_maximum(num_workers)
+        exposed = across if num_nodes > 1 else 0.0
+        return {
+            "compute": passes * self.pass_seconds(ghost_batch),
+            "exposed communication": exposed,
+            "stragglers": slowest,
+        }
+
+    def changed(self, knob: str, factor: float) -> StepFit:
+        """The fit with compute or stragglers `factor` times as long; what else there is belongs to the cluster."""
+        touched = {"compute": ("fixed", "per_picture"), "stragglers": ("scatter", "jitter")}.get(knob, ())
+        values = zip(PARAMETERS, self.parameters, strict=True)
+        parameters = tuple(value * (factor if name in touched else 1.0) for name, value in values)
+        return dataclasses.replace(self, parameters=parameters)
+
     def reach(self, local_batch: float, num_workers: int, num_nodes: int) -> Reach:
         """How far from the calibrated rows."""
         batches = [row.local_batch for row in self.rows]
@@ -88,13 +112,15 @@ class StepFit:
             first_time_across_nodes=num_nodes > 1 and all(row.num_nodes == 1 for row in self.rows),
             mixed_measurement=self._logs_contain_evaluation,
             lack_of_fit=self.lack_of_fit,
+            known_workers=f"of the largest calibrated row ({most_workers:,})",
         )
 
-    def deviation(self, local_batch: float, num_workers: int, num_nodes: int) -> float:
-        """Relative standard deviation of a prediction: parameters and form."""
-        features = self._features(local_batch, num_workers, num_nodes)
+    def deviation(self, local_batch: float, num_workers: int, num_nodes: int, passes: int = 1) -> float:
+        """Relative standard deviation of an update of `passes` times `local_batch` pictures: parameters and form."""
+        # Each pass has the fixed part and the pictures; the slowest worker's pictures add up, the rest comes once.
+        features = self._features(local_batch, num_workers, num_nodes) * np.array([passes, passes, 1, passes, 1, 1])
         spread = math.sqrt(max(0.0, float(features @ self.covariance @ features)))
-        middle = self.seconds(local_batch, num_workers, num_nodes)
+        middle = float(features @ np.array(self.parameters))
         return combine(spread / middle, reach_deviation(self.reach(local_batch, num_workers, num_nodes)))
 
     def predict(self, local_batch: float, num_workers: int, num_nodes: int) -> Interval:
@@ -160,6 +186,18 @@ def fit_steps(rows: Sequence[Row], evidence: str = "same system") -> StepFit:
         tuple(PARAMETERS[i] for i, part in enumerate(kept) if part > 0.8),
         lack_of_fit,
     )
+
+
+def fit_as_data(fit: StepFit) -> dict[str, Any]:
+    """A fit for a program to read: seconds, one standard deviation each."""
+    values = zip(PARAMETERS, fit.parameters, fit.deviations, strict=True)
+    return {
+        "parameters": {name: {"value": value, "deviation": deviation} for name, value, deviation in values},
+        "undetermined": list(fit.undetermined),
+        "num_rows": len(fit.rows),
+        "evidence": fit.evidence,
+        "lack_of_fit": fit.lack_of_fit,
+    }
 
 
 def prior(rows: Sequence[Row], parts: Mapping[str, float] = PRIOR_PARTS) -> tuple[Array, Array]:

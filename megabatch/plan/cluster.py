@@ -66,7 +66,7 @@ class Cluster:
     rack None: one full-rate fabric. calibration: measured costs of the axes of one grid, used instead of the links.
     A worker's step scatters by `straggler_deviation` of its compute and by `jitter_seconds` whatever it computes.
     straggler_ratios: measured step times over their median, which replace that law where there are any.
-    first_updates_seconds: time lost once, while caches fill and kernels are chosen.
+    first_updates_seconds: time lost once, while caches fill and kernels are chosen. measured_here: the machine at hand.
     """
 
     name: str
@@ -94,6 +94,7 @@ class Cluster:
     checkpoint_seconds: Quantity = field(default=Quantity(20.0, "assumed"))
     restart_seconds: Quantity = field(default=Quantity(300.0, "assumed"))
     calibration: Calibration | None = field(default=None, compare=False)
+    measured_here: bool = False
 
     @property
     def max_workers(self) -> float:
@@ -236,6 +237,7 @@ def read_cluster(text: str, source: str) -> Cluster:
         node_mtbf_seconds=file.find("failures", "node_mtbf"),
         checkpoint_seconds=file.find("failures", "checkpoint") or Quantity(20.0, "assumed"),
         restart_seconds=file.find("failures", "restart") or Quantity(300.0, "assumed"),
+        measured_here=file.switch("measured_here"),
     )
 
 

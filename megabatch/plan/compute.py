@@ -88,7 +88,7 @@ class ComputeTable:
             return []
         least, most = self.batches
         known = f"{least:g}" if least == most else f"{least:g} to {most:g}"
-        return [f"local batch {local_batch:g} is outside the measured table ({known}): compute time is extrapolated"]
+        return [f"ghost batch {local_batch:g} is outside the measured table ({known}): compute time is extrapolated"]
 
     def _bracket(self, local_batch: float) -> tuple[tuple[float, float], tuple[float, float]]:
         if len(self.points) == 1:

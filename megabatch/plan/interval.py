@@ -49,7 +49,8 @@ class Interval:
 class Reach:
     """How far a prediction is from what was calibrated.
 
-    workers, batch: doublings outside the calibrated range. evidence: a key of `EVIDENCE`.
+    workers, batch: doublings outside the calibrated range. known_workers: how many were calibrated, in words.
+    evidence: a key of `EVIDENCE`.
     lack_of_fit: how far the calibrated rows lie off the model themselves.
     mixed_measurement: the rows are known to contain other work than training steps.
     """
@@ -60,6 +61,7 @@ class Reach:
     first_time_across_nodes: bool = False
     mixed_measurement: bool = False
     lack_of_fit: float = FORM
+    known_workers: str = "that were calibrated"
 
 
 def interval(middle: float, deviation: float) -> Interval:
@@ -88,8 +90,10 @@ def reach_deviation(reach: Reach) -> float:
 def reach_warnings(reach: Reach) -> list[str]:
     """The reasons for a wider interval, for people."""
     found = []
-    if reach.workers > math.log2(_WARN_BEYOND):
-        found.append(f"{2**reach.workers:,.0f} times the workers of the largest calibrated row (over {_WARN_BEYOND})")
+    if reach.workers > 0.01:
+        far = f"; over {_WARN_BEYOND} times is far outside" if reach.workers > math.log2(_WARN_BEYOND) else ""
+        times = 2**reach.workers
+        found.append(f"{times:,.{0 if times > 9.5 else 1}f} times the workers {reach.known_workers}{far}")
     if reach.batch > 0.01:
         found.append(f"local batch {2**reach.batch:.3g} times outside the calibrated ones")
     if reach.evidence == "same stack":

@@ -19,12 +19,16 @@ from megabatch.plan.calibrate import StepFit
 from megabatch.plan.cluster import Cluster
 from megabatch.plan.convergence import ConvergenceLaw, Epochs
 from megabatch.plan.interval import Interval, combine, interval
-from megabatch.plan.step import Candidate, StepTime, step_deviation, step_time, step_warnings
+from megabatch.plan.step import Candidate, StepTime, step_deviation, step_notes, step_time, step_warnings
 from megabatch.plan.workload import Workload
 
 __all__ = ["Prediction", "expected_seconds", "failure_seconds", "predict"]
 
 _OTHER_TIMES = 0.5
+"""Relative deviation of evaluations and failures."""
+_YEAR_SECONDS = 365.25 * 86400
+_LONGEST_SECONDS = 100 * _YEAR_SECONDS
+_FEWEST_UPDATES = 3
 _MAX_DEVIATION = 1.0
 
 
@@ -33,6 +37,7 @@ class Prediction:
     """What a candidate would take. `step` is of the stage with most updates; intervals hold 80 %.
 
     time_parts: seconds by part, summing to `total.middle`. cost is None when the cluster has no price.
+    warnings: what makes the intervals wide. notes: what else to know.
     """
 
     candidate: Candidate
@@ -41,6 +46,7 @@ class Prediction:
     step_parts: Mapping[str, float]
     communication_seconds: float
     local_batch: float
+    ghost_batch: int
     images_per_second: Interval
     efficiency: float
     epochs: Interval
@@ -53,6 +59,7 @@ class Prediction:
     currency: str
     binding: str
     warnings: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 def predict(
@@ -72,14 +79,17 @@ def predict(
     candidate.grid.check_fits(candidate.workers)
     epochs = law.for_stages(workload.stages) if law else Epochs(workload.epochs, 0.0)
     counts = [count for count in workload.updates_by_stage(epochs.epochs) if count[1]]
-    if not counts:
+    num_updates = sum(number for _, number in counts)
+    if num_updates < _FEWEST_UPDATES:
         raise ConfigError(
-            f"{epochs.epochs:g} epochs of {workload.num_train:,} pictures make no update; give more epochs"
+            f"{epochs.epochs:g} epochs of {workload.num_train:,} pictures make {num_updates} updates of "
+            f"{workload.stages}, which trains nothing; give more epochs or a smaller batch"
         )
     steps = {batch: step_time(cluster, workload, candidate, batch, fit) for batch, _ in counts}
     main_batch = max(counts, key=lambda count: count[1])[0]
     step = steps[main_batch]
-    deviation = step_deviation(cluster, workload, candidate, main_batch, fit)
+    deviations = {batch: step_deviation(cluster, workload, candidate, batch, fit) for batch, _ in counts}
+    deviation = deviations[main_batch]
     if deviation > _MAX_DEVIATION:
         raise ConfigError(
             f"the step on {candidate.workers:,} workers would be uncertain by a factor of "
@@ -87,20 +97,30 @@ def predict(
         )
     parts = _time_parts(cluster, workload, candidate, epochs.epochs, counts, steps)
     in_clock = sum(seconds for name, seconds in parts.items() if name != "initialisation")
+    # Stages are wrong together, if they are: their deviations add as they are, not in squares.
+    shares = {batch: number * steps[batch].seconds / parts["updates"] for batch, number in counts}
+    of_updates = sum(share * deviations[batch] for batch, share in shares.items())
     clock_deviation = combine(
-        parts["updates"] / in_clock * combine(deviation, epochs.deviation),
-        (in_clock - parts["updates"]) / in_clock * _OTHER_TIMES,
+        parts["updates"] / in_clock * combine(of_updates, epochs.deviation),
+        parts["first updates"] / in_clock * cluster.first_updates_seconds.relative_deviation,
+        (parts["evaluation"] + parts["failures"]) / in_clock * _OTHER_TIMES,
     )
     total_seconds = in_clock + parts["initialisation"]
+    if total_seconds > _LONGEST_SECONDS:
+        raise ConfigError(
+            f"training on {candidate.workers:,} workers would take {total_seconds / _YEAR_SECONDS:,.3g} years; check "
+            f"the numbers of '{cluster.name}' and the recipe's epochs"
+        )
+    initialisation = cluster.initialisation_seconds.relative_deviation
     total_deviation = combine(
-        in_clock / total_seconds * clock_deviation, parts["initialisation"] / total_seconds * _OTHER_TIMES
+        in_clock / total_seconds * clock_deviation, parts["initialisation"] / total_seconds * initialisation
     )
     total = interval(total_seconds, total_deviation)
     nodes = -(-candidate.workers // cluster.workers_per_node)
-    node_hours = total.times(nodes / 3600)
-    price = cluster.price_per_node_hour
-    warnings = step_warnings(cluster, workload, candidate, main_batch, fit)
-    warnings += [text for text in epochs.warnings if text not in warnings]
+    price, hours = cluster.price_per_node_hour, total_seconds * nodes / 3600
+    cost = interval(hours * price.value, combine(total_deviation, price.relative_deviation)) if price else None
+    warnings = [text for batch, _ in counts for text in step_warnings(cluster, workload, candidate, batch, fit)]
+    notes = [text for batch, _ in counts for text in step_notes(cluster, workload, candidate, batch)]
     one_step = interval(step.seconds, deviation)
     return Prediction(
         candidate=candidate,
@@ -109,18 +129,20 @@ def predict(
         step_parts=step.parts,
         communication_seconds=step.communication_seconds,
         local_batch=step.local_batch,
+        ghost_batch=step.ghost_batch,
         images_per_second=Interval(main_batch / one_step.middle, main_batch / one_step.high, main_batch / one_step.low),
         efficiency=step.efficiency,
         epochs=interval(epochs.epochs, epochs.deviation),
-        updates=sum(number for _, number in counts),
+        updates=num_updates,
         time_parts=parts,
         training=interval(in_clock, clock_deviation),
         total=total,
-        node_hours=node_hours,
-        cost=node_hours.times(price.value) if price else None,
+        node_hours=total.times(nodes / 3600),
+        cost=cost,
         currency=cluster.currency,
         binding=_binding(step, parts, total_seconds),
-        warnings=tuple(warnings),
+        warnings=tuple(dict.fromkeys([*warnings, *epochs.warnings])),
+        notes=tuple(dict.fromkeys(notes)),
     )
 
 

@@ -7,22 +7,23 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from megabatch.comm.phases import ALGORITHMS
 from megabatch.comm.shape import parse_grid
 from megabatch.errors import ConfigError, nearest
-from megabatch.plan.cluster import Cluster, cluster_names, load_cluster
+from megabatch.plan.calibrate import fit_as_data
+from megabatch.plan.cluster import cluster_names, load_cluster
 from megabatch.plan.convergence import MLPERF_TARGET, ConvergenceLaw, mlperf_law, read_study
 from megabatch.plan.crosscheck import CHECKS, check_plan
-from megabatch.plan.evidence import gather
+from megabatch.plan.evidence import Evidence, gather
 from megabatch.plan.planfile import plan_as_data
 from megabatch.plan.planner import Goal, PlanResult, plan, worker_counts
+from megabatch.plan.search import Space
 from megabatch.plan.workload import Workload, workload_of
 from megabatch.report.record import write_atomically
 from megabatch.schedule.batch import BatchStages, parse_stages
 
-__all__ = ["PlanRequest", "answer", "cluster_lines", "parse_duration", "run"]
+__all__ = ["Answer", "PlanRequest", "answer", "cluster_lines", "parse_duration", "run"]
 
 _UNITS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -55,12 +56,34 @@ class PlanRequest:
     as_json: bool = False
 
 
+@dataclass(frozen=True)
+class Answer:
+    """A plan, and what it was made of."""
+
+    result: PlanResult
+    evidence: Evidence
+    workload: Workload
+
+
 def answer(request: PlanRequest) -> None:
     """Plan and tell."""
     if request.check_with not in (None, *CHECKS):
         raise ConfigError(f"plans cannot be checked with '{request.check_with}'; known: {', '.join(CHECKS)}")
-    result, cluster, workload = run(request)
-    data = plan_as_data(result, cluster.name, workload, _stages_text(request, result, workload))
+    found = run(request)
+    result, cluster, workload = found.result, found.evidence.cluster, found.workload
+    data = plan_as_data(
+        result,
+        cluster.name,
+        workload,
+        _stages_text(result.stages),
+        overrides=request.overrides,
+        scale=request.scale,
+        epochs=request.epochs,
+    )
+    data["calibration"] = {
+        "sources": list(found.evidence.sources),
+        "fit": fit_as_data(found.evidence.fit) if found.evidence.fit else None,
+    }
     check = check_plan(cluster, workload, result.chosen.candidate) if request.check_with else None
     if check is not None:
         data["check"] = check.as_data()
@@ -75,14 +98,14 @@ def answer(request: PlanRequest) -> None:
         return
     from megabatch.plan.show import print_check, print_plan
 
-    print_plan(result, cluster, workload)
+    print_plan(result, found.evidence, workload)
     if check is not None:
         print_check(check)
     if request.output is not None:
         print(f"plan written; follow it with  megabatch train {workload.name} --plan {request.output}")
 
 
-def run(request: PlanRequest) -> tuple[PlanResult, Cluster, Workload]:
+def run(request: PlanRequest) -> Answer:
     """Plan, without a word."""
     if not request.recipe:
         raise ConfigError("no recipe given; name one of `megabatch recipes`, or a TOML file, before --cluster")
@@ -103,13 +126,11 @@ def run(request: PlanRequest) -> tuple[PlanResult, Cluster, Workload]:
         worker_counts(evidence.cluster, request.workers),
         _goal(request),
         batches=batches,
-        algorithms=request.algorithms,
-        grid=parse_grid(request.grid) if request.grid else None,
-        bucket_mb=request.bucket_mb,
+        space=Space(request.algorithms, parse_grid(request.grid) if request.grid else None, request.bucket_mb),
         law=_law(request),
         fit=evidence.fit,
     )
-    return result, evidence.cluster, workload
+    return Answer(result, evidence, workload)
 
 
 def cluster_lines() -> list[str]:
@@ -133,7 +154,7 @@ def parse_duration(text: str) -> float:
 def _goal(request: PlanRequest) -> Goal:
     if request.objective not in ("time", "cost"):
         raise ConfigError(f"objective '{request.objective}' is unknown; choose time or cost")
-    if request.budget is not None and request.budget <= 0:
+    if request.budget is not None and not request.budget > 0:
         raise ConfigError(f"budget {request.budget:g} buys nothing; give an amount above 0")
     deadline = parse_duration(request.deadline) if request.deadline else math.inf
     return Goal(request.objective, deadline, request.budget or math.inf)
@@ -155,9 +176,8 @@ def _law(request: PlanRequest) -> ConvergenceLaw | None:
     return mlperf_law()
 
 
-def _stages_text(request: PlanRequest, result: PlanResult, workload: Workload) -> str:
-    stages = [parse_stages(text) for text in request.batches] or [workload.stages]
-    chosen: Any = next((one for one in stages if str(one) == result.chosen.batch), workload.stages)
-    if len(chosen.batch_totals) == 1:
-        return str(chosen.batch_totals[0])
-    return " ".join(f"{start:g}:{total}" for start, total in zip(chosen.from_epochs, chosen.batch_totals, strict=True))
+def _stages_text(stages: BatchStages) -> str:
+    """As `train.batch_total` is written."""
+    if len(stages.batch_totals) == 1:
+        return str(stages.batch_totals[0])
+    return " ".join(f"{start:g}:{total}" for start, total in zip(stages.from_epochs, stages.batch_totals, strict=True))

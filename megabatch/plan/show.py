@@ -1,4 +1,4 @@
-"""What a person sees of a plan and of a validation: tables that fit a terminal of 100 columns, and reasons in words."""
+"""What a person sees of a plan: tables that fit a terminal of 80 columns, and reasons in words."""
 
 from __future__ import annotations
 
@@ -6,47 +6,55 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from megabatch.plan.cluster import Cluster
+from megabatch.plan.calibrate import PARAMETERS, StepFit
 from megabatch.plan.crosscheck import Crosscheck
+from megabatch.plan.evidence import Evidence
 from megabatch.plan.interval import Interval
-from megabatch.plan.planner import FLAT_ALGORITHMS, PlanResult
+from megabatch.plan.planner import PlanResult
 from megabatch.plan.predict import Prediction
-from megabatch.plan.validate import Validation
+from megabatch.plan.search import FLAT_ALGORITHMS
 from megabatch.plan.workload import Workload
 
-__all__ = ["duration", "print_check", "print_plan", "print_validation"]
+__all__ = ["duration", "print_check", "print_plan"]
 
 _SHOWN = 12
 _BAR = 30
 
 
-def print_plan(result: PlanResult, cluster: Cluster, workload: Workload, console: Console | None = None) -> None:
+def print_plan(result: PlanResult, evidence: Evidence, workload: Workload, console: Console | None = None) -> None:
     """The candidates, the choice, its parts, what binds it, what would help, and what to be wary of."""
     out = console or Console(highlight=False, soft_wrap=True)
-    chosen = result.chosen
-    out.print(f"[bold]{workload.name}[/bold] on {cluster.title or cluster.name}")
+    chosen, cluster = result.chosen, evidence.cluster
+    out.print(f"[bold]{escape(workload.name)}[/bold] on {escape(cluster.title or cluster.name)}")
     mb = workload.gradient_bytes / 1e6
-    out.print(f"{workload.model}, gradients {mb:.1f} MB on the wire; {result.num_considered:,} candidates priced\n")
+    out.print(f"{workload.model}, gradients {mb:.1f} MB on the wire; {result.num_considered:,} candidates priced")
+    for source in evidence.sources:
+        out.print(f"calibrated by {escape(source)}")
+    if evidence.fit is not None:
+        _print_fit(out, evidence.fit)
+    out.print()
     out.print(_candidates(result))
-    grid = f"grid {chosen.candidate.grid.text}, " if chosen.candidate.workers > 1 else ""
+    for text in result.left_out:
+        out.print(f"[yellow]left out:[/yellow] {escape(text)}")
+    flat = chosen.candidate.algorithm in FLAT_ALGORITHMS
+    grid = "" if flat else f"grid {chosen.candidate.grid.text}, "
+    out.print(f"\n[bold]Choice[/bold] ({result.reason})")
     out.print(
-        f"\n[bold]Choice[/bold] ({result.reason}): {chosen.candidate.workers:,} workers, "
-        f"{chosen.candidate.algorithm}, {grid}buckets {_bucket(chosen)}, total batch {chosen.batch}"
+        f"  {_workers(chosen)}, {chosen.candidate.algorithm}, {grid}buckets {_bucket(chosen)}\n"
+        f"  total batch {chosen.batch}; ghost batch {chosen.ghost_batch}"
     )
     _print_facts(out, chosen)
-    out.print(f"\n[bold]One update[/bold], {1e3 * chosen.step.middle:.3g} ms")
-    _print_bars(out, chosen.step_parts, chosen.step.middle, milliseconds=True)
+    out.print(f"\n[bold]One update[/bold], {duration(chosen.step.middle)}")
+    _print_bars(out, chosen.step_parts, chosen.step.middle)
     out.print(f"[bold]The whole run[/bold], {duration(chosen.total.middle)}")
-    _print_bars(out, chosen.time_parts, chosen.total.middle, milliseconds=False)
-    out.print(f"[bold]Bound by[/bold] {chosen.binding}")
-    helps = [one for one in result.helps if one.gain >= 0.005][:4]
-    if helps:
-        words = ", ".join(f"{one.what} {one.gain:.0%}" for one in helps)
-        out.print(f"[bold]Would save most[/bold] of the total time: {words}")
-    for warning in chosen.warnings:
-        out.print(f"[yellow]wider interval:[/yellow] {warning}")
+    _print_bars(out, chosen.time_parts, chosen.total.middle)
+    out.print(f"[bold]Bound by[/bold] {result.binding}; of the total time would save")
+    for one in [one for one in result.helps if one.gain >= 0.005][:4]:
+        out.print(f"  {one.gain:>4.0%}  {one.what}")
+    _print_reservations(out, result, evidence, workload)
 
 
 def print_check(check: Crosscheck, console: Console | None = None) -> None:
@@ -64,54 +72,48 @@ def print_check(check: Crosscheck, console: Console | None = None) -> None:
     out.print(table)
 
 
-def print_validation(validation: Validation, console: Console | None = None) -> None:
-    """Errors by row and by group."""
-    out = console or Console(highlight=False, soft_wrap=True)
-    data = validation.as_data()
-    table = Table("system", "workers", "batch", "ms", "predicted [80 %]", "error", "in", box=None, padding=(0, 1, 0, 0))
-    for column in table.columns:
-        column.no_wrap = True
-    for column in table.columns[1:6]:
-        column.justify = "right"
-    for row in validation.results:
-        if row.rule != "larger":
-            continue
-        table.add_row(
-            row.row if len(row.row) <= 27 else f"{row.row[:25]}..",
-            f"{row.workers:,}",
-            f"{row.local_batch:g}",
-            f"{row.measured_ms:.1f}",
-            f"{row.predicted_ms:.1f} [{row.low_ms:.1f} {row.high_ms:.1f}]",
-            f"{row.error:+.1%}",
-            "yes" if row.covered else "NO",
-        )
-    out.print("[bold]Rows of more than 64 workers, predicted from rows of at most 64[/bold]")
-    out.print(table)
-    groups = Table("group", "rows", "median error", "largest", "in 80 % interval", box=None)
-    for column in groups.columns[1:]:
-        column.justify = "right"
-    for name, group in data["groups"].items():
-        values = (group["median_error"], group["max_error"], group["coverage"])
-        groups.add_row(name, str(group["num_rows"]), *("-" if value is None else f"{value:.1%}" for value in values))
-    out.print()
-    out.print(groups)
-    for text in (*validation.refused, *validation.aside):
-        out.print(f"[yellow]not predicted:[/yellow] {text}")
-
-
 def duration(seconds: float) -> str:
-    """Seconds for people: "45.3 s", "12.4 min", "3.2 h", "2.1 days"."""
-    for unit, factor in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+    """Seconds for people: "45.3 s", "12.4 min", "3.2 h", "2.1 days", "4.0 years"."""
+    for unit, factor in (("years", 365.25 * 86400.0), ("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 1.5 * factor:
-            return f"{seconds / factor:.1f} {unit}"
+            return f"{seconds / factor:,.1f} {unit}"
     return f"{seconds:.1f} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+
+
+def _print_fit(out: Console, fit: StepFit) -> None:
+    """The parameters of a fit with their deviations, and which of them the rows leave to the prior."""
+    units = {"per_picture": ("us a picture", 1e6), "scatter": ("us a picture", 1e6), "evaluation": ("s", 1.0)}
+    for name, value, deviation in zip(PARAMETERS, fit.parameters, fit.deviations, strict=True):
+        if name == "evaluation" and not any(row.contains_evaluation for row in fit.rows):
+            continue
+        unit, factor = units.get(name, ("ms", 1e3))
+        remark = "  not determined by the rows: the prior" if name in fit.undetermined else ""
+        out.print(f"  {name:<12} {factor * value:>8.3g} +- {factor * deviation:<8.3g} {unit}[dim]{remark}[/dim]")
+
+
+def _print_reservations(out: Console, result: PlanResult, evidence: Evidence, workload: Workload) -> None:
+    """What widens the interval, what else to know, and what counts as free because nobody said."""
+    for text in result.chosen.warnings:
+        out.print(f"[yellow]wider interval:[/yellow] {escape(text)}")
+    if result.stages != workload.stages:
+        out.print(f"[yellow]note:[/yellow] the recipe's rates are for {workload.stages}: another batch needs its own")
+    for text in result.chosen.notes:
+        out.print(f"[yellow]note:[/yellow] {escape(text)}")
+    if evidence.cluster.unknown:
+        out.print(
+            f"[yellow]note:[/yellow] not in the cluster file, counted as free: {', '.join(evidence.cluster.unknown)}"
+        )
+
+
+def _workers(one: Prediction) -> str:
+    return f"{one.candidate.workers:,} worker" + ("s" if one.candidate.workers > 1 else "")
 
 
 def _candidates(result: PlanResult) -> Table:
     money = result.chosen.cost is not None
     many_batches = len({one.batch for one in result.candidates}) > 1
     heads = ["workers", "algorithm", "grid", "bucket", *(["batch"] if many_batches else []), "update", "eff."]
-    heads += ["training", result.chosen.currency or "cost" if money else "node h"]
+    heads += ["training", escape(result.chosen.currency) or "cost" if money else "node h"]
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for head in heads:
         table.add_column(head, justify="left" if head in ("workers", "algorithm", "grid") else "right", no_wrap=True)
@@ -161,7 +163,7 @@ def _print_facts(out: Console, chosen: Prediction) -> None:
         ("node hours", _spread(chosen.node_hours, lambda value: f"{value:,.3g}"), ""),
     ]
     if chosen.cost is not None:
-        facts.append(("cost", _spread(chosen.cost, lambda value: f"{value:,.2f}"), chosen.currency))
+        facts.append(("cost", _spread(chosen.cost, lambda value: f"{value:,.2f}"), escape(chosen.currency)))
     for name, value, remark in facts:
         out.print(f"  {name:<20} {value:<34} [dim]{remark}[/dim]")
 
@@ -172,14 +174,13 @@ def _spread(value: Interval, form: Callable[[float], str]) -> str:
     return f"{form(value.middle)} [{form(value.low)} to {form(value.high)}]"
 
 
-def _print_bars(out: Console, parts: Mapping[str, float], whole: float, *, milliseconds: bool) -> None:
+def _print_bars(out: Console, parts: Mapping[str, float], whole: float) -> None:
     for name, seconds in sorted(parts.items(), key=lambda part: -part[1]):
         if seconds <= 0:
             continue
         share = seconds / whole
         bar = "#" * max(1, round(_BAR * share))
-        value = f"{1e3 * seconds:.3g} ms" if milliseconds else duration(seconds)
-        out.print(f"  {name:<22} {value:>10} {share:>5.0%} {bar}")
+        out.print(f"  {name:<22} {duration(seconds):>10} {share:>5.0%} {bar}")
 
 
 def _bucket(one: Prediction) -> str:

@@ -31,7 +31,18 @@ def test_holds_four_of_five() -> None:
 def test_distance_widens_and_is_told(reach: Reach, words: str) -> None:
     assert reach_deviation(reach) > reach_deviation(Reach())
     assert words in reach_warnings(reach)[0]
-    assert reach_warnings(Reach(workers=2)) == []
+    assert reach_warnings(Reach()) == []
+
+
+def test_a_few_more_workers_are_told_apart_from_far_more() -> None:
+    assert reach_warnings(Reach(workers=1)) == ["2.0 times the workers that were calibrated"]
+    assert "far outside" in reach_warnings(Reach(workers=5))[0]
+
+
+def test_rows_that_disagree_widen_and_are_told() -> None:
+    apart = Reach(lack_of_fit=0.2)
+    assert reach_deviation(apart) > 4 * reach_deviation(Reach())
+    assert "disagree with one another by 20%" in reach_warnings(apart)[0]
 
 
 def test_deviations_add_in_squares() -> None:

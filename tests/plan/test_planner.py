@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import time
 
 import pytest
 
-from megabatch.comm.shape import GridShape
+from megabatch.comm.calibration import AxisCost, Calibration
 from megabatch.errors import ConfigError
 from megabatch.plan.cluster import load_cluster
 from megabatch.plan.convergence import mlperf_law
-from megabatch.plan.planner import BUCKETS_MB, Goal, grids_of, plan, worker_counts
+from megabatch.plan.planner import Goal, plan, worker_counts
 from megabatch.plan.predict import expected_seconds
 from megabatch.plan.quantity import Quantity
+from megabatch.plan.search import BUCKETS_MB, Space, grids_of
 from megabatch.plan.step import Candidate
 from megabatch.schedule.batch import parse_stages
 from tests.plan.laboratory import laboratory, workload
@@ -66,12 +68,35 @@ def test_batches_compete_by_time_to_the_target() -> None:
     assert any(one.what == "twice the total batch" for one in result.helps)
 
 
-def test_what_helps_is_told_by_how_much() -> None:
-    result = plan(PRICED, workload(), [1024], Goal())
-    gains = {one.what: one.gain for one in result.helps}
-    assert gains["compute twice as fast"] > 0.3
-    assert result.helps[0].gain == max(gains.values())
-    assert gains["twice the NIC rate"] >= 0
+def test_batches_are_searched_where_convergence_is_known() -> None:
+    """Without a law the recipe's batch stands; with one, no batch tried by hand is better than what was found."""
+    load, law = workload(65536), mlperf_law()
+    alone = plan(PRICED, load, [512], Goal())
+    assert {one.batch for one in alone.candidates} == {"65,536"}
+    found = plan(PRICED, load, [512], Goal(), law=law)
+    assert found.chosen.batch != "65,536"
+    assert str(found.stages) == found.chosen.batch
+    by_hand = [parse_stages(text) for text in (4096, 16384, 32768, 65536, "0:16384 16:32768")]
+    listed = plan(PRICED, load, [512], Goal(), batches=by_hand, law=law)
+    assert found.chosen.total.middle <= 1.01 * listed.chosen.total.middle
+    assert "65,536" in {one.batch for one in found.candidates}  # the recipe's own is still shown
+    assert max(found.stages.batch_totals) <= law.batches[1]
+
+
+def test_what_cannot_be_is_left_out_with_its_reason() -> None:
+    result = plan(load_cluster("abci"), workload(), [64, 8192], Goal())
+    assert {one.candidate.workers for one in result.candidates} == {64}
+    (reason,) = result.left_out
+    assert reason.startswith("8,192 workers: ")
+    assert "holds 4,352" in reason
+
+
+def test_a_deadline_that_only_the_middle_meets_says_so() -> None:
+    fastest = plan(PRICED, workload(), [1024], Goal()).chosen.training
+    near = plan(PRICED, workload(), [1024], Goal(deadline_seconds=1.001 * fastest.middle))
+    assert "not by the whole interval" in near.reason
+    far = plan(PRICED, workload(), [1024], Goal(deadline_seconds=1.001 * fastest.high))
+    assert "interval" not in far.reason
 
 
 def test_worker_counts() -> None:
@@ -81,22 +106,21 @@ def test_worker_counts() -> None:
     assert worker_counts(abci, "64..300") == [64, 128, 256, 300]
     assert worker_counts(abci, None)[:2] == [4, 8]
     assert worker_counts(abci, None)[-1] == 4096
+    here = load_cluster("this-machine")
+    assert worker_counts(here, None)[0] == 1
+    assert worker_counts(here, None)[-1] == os.cpu_count()
+    links = Calibration("2x3", 6, "gloo", (AxisCost("column", 2, 1e-4, 1e8), AxisCost("row", 3, 1e-4, 1e8)))
+    assert worker_counts(dataclasses.replace(here, calibration=links), None) == [6]
     for text in ("many", "0", "8..4", "-3"):
         with pytest.raises(ConfigError):
             worker_counts(abci, text)
-
-
-def test_grids_of_primes_and_of_huge_worlds() -> None:
-    assert grids_of(7) == [GridShape((1, 7))]
-    assert [grid.text for grid in grids_of(12)] == ["2x6", "3x4", "4x3", "6x2"]
-    assert len(grids_of(1_000_000)) <= 12
 
 
 def test_a_refusal_names_its_reason() -> None:
     with pytest.raises(ConfigError, match="holds 4,352"):
         plan(load_cluster("abci"), workload(), [10_000], Goal())
     with pytest.raises(ConfigError, match="unknown"):
-        plan(PRICED, workload(), [64], Goal(), algorithms=["thorus"])
+        plan(PRICED, workload(), [64], Goal(), space=Space(algorithms=("thorus",)))
 
 
 def test_4096_workers_and_a_million() -> None:

@@ -79,5 +79,5 @@ def test_what_cannot_be_is_refused() -> None:
     small = dataclasses.replace(laboratory(), num_nodes=10)
     with pytest.raises(ConfigError, match="holds 40"):
         predict(small, workload(), TORUS)
-    with pytest.raises(ConfigError, match="make no update"):
+    with pytest.raises(ConfigError, match="make 0 updates"):
         predict(laboratory(), workload(epochs=1e-6), TORUS)

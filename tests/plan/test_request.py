@@ -25,6 +25,8 @@ def test_json_and_a_file_that_train_can_follow(tmp_path: Path, capsys: pytest.Ca
     assert data["settings"]["train.batch_total"] == 512
     assert data["prediction"]["step_seconds"]["low"] < data["prediction"]["step_seconds"]["high"]
     assert read_plan(tmp_path / "plan.json").grid == data["grid"]
+    assert data["calibration"] == {"sources": [], "fit": None}
+    assert data["would_help"][0]["gain"] > 0
 
 
 def test_a_check_is_part_of_the_answer(
@@ -69,6 +71,9 @@ def test_durations() -> None:
         ({"target": 0.0}, "is no accuracy"),
         ({"objective": "fun"}, "choose time or cost"),
         ({"budget": -1.0}, "buys nothing"),
+        ({"budget": float("nan")}, "buys nothing"),
+        ({"batches": ("34817",)}, "is not a multiple of train.ghost_batch"),
+        ({"batches": ("40000000000",)}, "trains nothing"),
         ({"workers": "x"}, "cannot be read"),
         ({"workers": "5000"}, "holds 4,352"),
         ({"algorithms": ("torsu",)}, "did you mean 'torus'"),

@@ -12,7 +12,7 @@ from megabatch.errors import ConfigError
 from megabatch.plan.calibrate import fit_steps
 from megabatch.plan.cost import price_all_reduce
 from megabatch.plan.quantity import Quantity
-from megabatch.plan.step import Candidate, exposed_seconds, step_deviation, step_time, step_warnings
+from megabatch.plan.step import Candidate, exposed_seconds, step_deviation, step_notes, step_time, step_warnings
 from megabatch.plan.straggler import expected_maximum
 from tests.plan.laboratory import laboratory, two_layers, workload
 from tests.plan.test_calibrate import row
@@ -77,9 +77,8 @@ def test_a_ghost_too_large_for_the_workers_is_cut_and_told() -> None:
     load = workload(8192, 32)
     step = step_time(laboratory(), load, TORUS, 8192)
     assert step.local_batch == 8
-    warnings = " ".join(step_warnings(laboratory(), load, TORUS, 8192))
-    assert "ghost batch 32" in warnings
-    assert "outside the measured table" in warnings
+    assert "ghost batch 32" in " ".join(step_notes(laboratory(), load, TORUS, 8192))
+    assert "outside the measured table" in " ".join(step_warnings(laboratory(), load, TORUS, 8192))
     with pytest.raises(ConfigError, match="at least 2 are needed"):
         step_time(laboratory(), workload(1024, 32), TORUS, 1024)
 

@@ -1,0 +1,64 @@
+"""What binds a plan: the same model is asked what would be saved if one thing were twice as good.
+
+Whatever would save most is what binds. That is not always the largest part of an update: compute may take most of it
+and yet, made faster, only uncover communication that it hides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megabatch.plan.calibrate import StepFit
+from megabatch.plan.cluster import KNOBS, Cluster
+from megabatch.plan.convergence import ConvergenceLaw
+from megabatch.plan.predict import Prediction, expected_seconds
+from megabatch.plan.workload import Workload
+from megabatch.schedule.batch import BatchStages
+
+__all__ = ["INITIALISATION", "Help", "what_would_help"]
+
+INITIALISATION = "initialisation"
+
+_WORDS = {
+    "compute": ("compute", "compute twice as fast"),
+    "worker link": ("links between the workers of a node", "twice the rate between workers of a node"),
+    "NIC": ("NIC", "twice the NIC rate"),
+    "rack uplink": ("rack uplinks", "twice the rack uplinks"),
+    "wire latency": ("latency of the network", "half the wire latency"),
+    "software latency": ("latency of the software", "half the software latency"),
+    "stragglers": ("stragglers", "half the scatter of workers"),
+    "loader": ("loader", "twice the loader rate"),
+}
+_FASTER = {"wire latency": 0.5, "software latency": 0.5, "stragglers": 0.5, "compute": 0.5}
+
+
+@dataclass(frozen=True, slots=True)
+class Help:
+    """What one change would gain: part of the total time saved (negative: lost); `binding` is what it loosens."""
+
+    what: str
+    gain: float
+    binding: str
+
+
+def what_would_help(
+    cluster: Cluster, workload: Workload, chosen: Prediction, law: ConvergenceLaw | None, fit: StepFit | None
+) -> list[Help]:
+    """What the chosen plan would gain by each change, most first; without a law a larger batch is not judged."""
+    now = chosen.total.middle
+    found = []
+    for knob in KNOBS:
+        better = _FASTER.get(knob, 2.0)
+        changed = fit.changed(knob, better) if fit else None
+        then = expected_seconds(cluster.changed(knob, better), workload, chosen.candidate, law, changed)
+        binding, what = _WORDS[knob]
+        found.append(Help(what, 1 - then / now, binding))
+    if law is not None:
+        doubled = BatchStages(workload.stages.from_epochs, tuple(2 * total for total in workload.stages.batch_totals))
+        then = expected_seconds(cluster, workload.with_batch(doubled), chosen.candidate, law, fit)
+        found.append(Help("twice the total batch", 1 - then / now, "total batch"))
+        spared = 1 - law.floor_epochs / chosen.epochs.middle
+        part = chosen.time_parts["updates"] / now
+        found.append(Help("as few epochs as a small batch needs", spared * part, "convergence at this batch"))
+    found.append(Help("half the initialisation", 0.5 * chosen.time_parts[INITIALISATION] / now, INITIALISATION))
+    return sorted(found, key=lambda one: -one.gain)
