@@ -20,9 +20,8 @@ from megabatch.plan.simulate import lock_step_seconds, simulate_all_reduce
 from megabatch.plan.step import Candidate
 from megabatch.plan.workload import Workload, fill_buckets
 
-__all__ = ["CHECKS", "CheckedBucket", "Crosscheck", "check_plan"]
+__all__ = ["CheckedBucket", "Crosscheck", "check_plan"]
 
-CHECKS = ("simgrid",)
 _MOST_FREE = 20_000
 
 

@@ -98,8 +98,7 @@ def predict(
     parts = _time_parts(cluster, workload, candidate, epochs.epochs, counts, steps)
     in_clock = sum(seconds for name, seconds in parts.items() if name != "initialisation")
     # Stages are wrong together, if they are: their deviations add as they are, not in squares.
-    shares = {batch: number * steps[batch].seconds / parts["updates"] for batch, number in counts}
-    of_updates = sum(share * deviations[batch] for batch, share in shares.items())
+    of_updates = sum(number * steps[batch].seconds * deviations[batch] for batch, number in counts) / parts["updates"]
     clock_deviation = combine(
         parts["updates"] / in_clock * combine(of_updates, epochs.deviation),
         parts["first updates"] / in_clock * cluster.first_updates_seconds.relative_deviation,

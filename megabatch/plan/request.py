@@ -14,7 +14,6 @@ from megabatch.errors import ConfigError, nearest
 from megabatch.plan.calibrate import fit_as_data
 from megabatch.plan.cluster import cluster_names, load_cluster
 from megabatch.plan.convergence import MLPERF_TARGET, ConvergenceLaw, mlperf_law, read_study
-from megabatch.plan.crosscheck import CHECKS, check_plan
 from megabatch.plan.evidence import Evidence, gather
 from megabatch.plan.planfile import plan_as_data
 from megabatch.plan.planner import Goal, PlanResult, plan, worker_counts
@@ -25,6 +24,7 @@ from megabatch.schedule.batch import BatchStages, parse_stages
 
 __all__ = ["Answer", "PlanRequest", "answer", "cluster_lines", "parse_duration", "run"]
 
+CHECKS = ("simgrid",)
 _UNITS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -84,8 +84,11 @@ def answer(request: PlanRequest) -> None:
         "sources": list(found.evidence.sources),
         "fit": fit_as_data(found.evidence.fit) if found.evidence.fit else None,
     }
-    check = check_plan(cluster, workload, result.chosen.candidate) if request.check_with else None
-    if check is not None:
+    check = None
+    if request.check_with is not None:
+        from megabatch.plan import crosscheck
+
+        check = crosscheck.check_plan(cluster, workload, result.chosen.candidate)
         data["check"] = check.as_data()
     if request.output is not None:
         write_atomically(request.output, json.dumps(data, indent=1) + "\n")

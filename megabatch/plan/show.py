@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from megabatch.plan.calibrate import PARAMETERS, StepFit
-from megabatch.plan.crosscheck import Crosscheck
 from megabatch.plan.evidence import Evidence
 from megabatch.plan.interval import Interval
 from megabatch.plan.planner import PlanResult
 from megabatch.plan.predict import Prediction
 from megabatch.plan.search import FLAT_ALGORITHMS
 from megabatch.plan.workload import Workload
+
+if TYPE_CHECKING:
+    from megabatch.plan.crosscheck import Crosscheck
 
 __all__ = ["duration", "print_check", "print_plan"]
 

@@ -43,6 +43,37 @@ def test_stages_are_priced_as_stages() -> None:
     assert one.time_parts["updates"] < predict(laboratory(), workload(), TORUS).time_parts["updates"]
 
 
+def test_a_collapse_at_the_same_batch_is_as_uncertain_as_its_trunk() -> None:
+    """Trunk and branches may have one total batch: each counts, in the time and in the interval."""
+    plain = predict(laboratory(), workload(), TORUS)
+    collapsed = predict(laboratory(), dataclasses.replace(workload(), branches=((32768, 5.0),)), TORUS)
+    assert collapsed.updates > plain.updates
+    spread, wanted = (one.training.high / one.training.low for one in (collapsed, plain))
+    assert spread == pytest.approx(wanted, rel=0.01)
+
+
+def test_uncertain_prices_and_starts_are_in_the_intervals() -> None:
+    sure, unsure = Quantity(10.0, "measured"), Quantity(10.0, "unknown")
+    priced, vague = (
+        predict(dataclasses.replace(laboratory(), price_per_node_hour=price), workload(), TORUS).cost
+        for price in (sure, unsure)
+    )
+    assert priced is not None
+    assert vague is not None
+    assert vague.high / vague.low > 2 * priced.high / priced.low
+    short, long = (
+        predict(dataclasses.replace(laboratory(), initialisation_seconds=start.times(100)), workload(), TORUS).total
+        for start in (sure, unsure)
+    )
+    assert long.high / long.low > 1.5 * short.high / short.low
+
+
+def test_what_would_take_a_century_is_refused() -> None:
+    slow = dataclasses.replace(laboratory(), jitter_seconds=Quantity(1e6))
+    with pytest.raises(ConfigError, match="years; check the numbers"):
+        predict(slow, workload(), TORUS)
+
+
 def test_a_target_takes_the_epochs_of_the_law() -> None:
     law = mlperf_law()
     one = predict(laboratory(), workload(), TORUS, law=law)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from megabatch.errors import ConfigError
-from megabatch.plan import request as request_module
+from megabatch.plan import crosscheck
 from megabatch.plan.crosscheck import CheckedBucket, Crosscheck
 from megabatch.plan.planfile import read_plan
 from megabatch.plan.request import PlanRequest, answer, cluster_lines, parse_duration, run
@@ -33,7 +33,7 @@ def test_a_check_is_part_of_the_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket = CheckedBucket(1 << 20, 2, "in step", 1.0, 1.0, 1.0)
-    monkeypatch.setattr(request_module, "check_plan", lambda *_: Crosscheck((bucket,), "9.9"))
+    monkeypatch.setattr(crosscheck, "check_plan", lambda *_: Crosscheck((bucket,), "9.9"))
     asked = PlanRequest("demo", "abci", "8", overrides=RESNET, check_with="simgrid", output=tmp_path / "plan.json")
     answer(dataclasses.replace(asked, as_json=True))
     assert json.loads(capsys.readouterr().out)["check"]["buckets"][0]["simgrid_seconds"] == 1.0
