@@ -8,14 +8,9 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from megabatch.report.plan_compare import (
-    LEFT_OUT_UPDATES,
-    PartComparison,
-    PlanComparison,
-    compare_run,
-)
+from megabatch.report.plan_compare import PlanComparison, compare_run
 
-__all__ = ["LEFT_OUT_UPDATES", "PartComparison", "PlanComparison", "compare_run", "print_comparison"]
+__all__ = ["compare_run", "print_comparison"]
 
 
 def print_comparison(comparison: PlanComparison, console: Console | None = None) -> None:
@@ -38,6 +33,6 @@ def print_comparison(comparison: PlanComparison, console: Console | None = None)
             "yes" if one.inside else "NO",
         )
     out.print(table)
-    out.print(f"[dim]medians of updates, the first {LEFT_OUT_UPDATES} left out[/dim]")
+    out.print(f"[dim]{comparison.medians_line}[/dim]")
     if comparison.remark:
         out.print(comparison.remark)

@@ -63,11 +63,15 @@ class PartComparison:
 
 @dataclass(frozen=True)
 class PlanComparison:
-    """The parts, and in words what the run did otherwise than planned; `remark` says what could not be compared."""
+    """The parts, and in words what the run did otherwise than planned; `remark` says what could not be compared.
+
+    batch_total: of the updates that the parts are medians of; 0 when the run does not tell.
+    """
 
     parts: tuple[PartComparison, ...]
     differences: tuple[str, ...] = ()
     remark: str = ""
+    batch_total: float = 0.0
 
     def __iter__(self) -> Iterator[PartComparison]:
         return iter(self.parts)
@@ -77,10 +81,21 @@ class PlanComparison:
         """A sentence for people; empty when the run is the plan's."""
         return f"the run differs from its plan: {', '.join(self.differences)}" if self.differences else ""
 
+    @property
+    def medians_line(self) -> str:
+        """A sentence for people: over which updates."""
+        of = f" of {self.batch_total:,.0f} pictures" if self.batch_total else ""
+        return f"medians over updates{of}, the first {LEFT_OUT_UPDATES} of the run left out"
+
     def as_data(self) -> dict[str, Any]:
         """For `--json`."""
         parts = [{**asdict(part), "inside": part.inside} for part in self.parts]
-        return {"parts": parts, "differences": list(self.differences), "remark": self.remark}
+        return {
+            "parts": parts,
+            "differences": list(self.differences),
+            "remark": self.remark,
+            "batch_total": self.batch_total,
+        }
 
 
 def compare_run(folder: Path) -> PlanComparison:
@@ -123,7 +138,7 @@ def compare(run: Run) -> PlanComparison:
             limits = _allowed(said[key], said["step_seconds"][0] if "step_seconds" in said else update)
             parts.append(PartComparison(part, *limits, measured, len(columns[name].sample)))
     training, remark = _training(run, prediction)
-    return PlanComparison((*parts, *training), _differences(run, batch, said), remark)
+    return PlanComparison((*parts, *training), _differences(run, batch, said), remark, batch)
 
 
 def _interval(value: Any) -> tuple[float, float, float] | None:

@@ -54,7 +54,7 @@ def test_a_good_prediction_is_all_yes(tmp_path: Path) -> None:
     assert "NO" not in text
     assert "differs" not in text
     assert text.count("yes") == 6
-    assert "the first 5 left out" in text
+    assert "medians over updates of 32,768 pictures, the first 5 of the run left out" in text
 
 
 def test_a_wrong_prediction_is_seen(tmp_path: Path) -> None:

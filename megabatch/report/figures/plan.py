@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from megabatch.errors import DataError
 from megabatch.report.figure import Axis, Figure, Missing, Series
-from megabatch.report.plan_compare import LEFT_OUT_UPDATES, PartComparison, compare
+from megabatch.report.plan_compare import PartComparison, compare
 from megabatch.report.run import Run
 from megabatch.report.units import count_text, percent_text, seconds_text
 
@@ -58,7 +58,7 @@ def predicted(runs: Sequence[Run]) -> Figure | Missing:
         found.difference_line,
         "; ".join(_said(one) for one in found.parts),
         f"{sum(one.inside for one in found.parts)} of {len(found.parts)} lie in their interval",
-        f"Medians leave out the first {LEFT_OUT_UPDATES} updates",
+        found.medians_line,
         found.remark,
         "Everything is drawn over its prediction" + (", if that is above 0" if len(drawn) < len(found.parts) else ""),
     ]

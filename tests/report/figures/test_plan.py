@@ -42,6 +42,7 @@ def test_measured_over_predicted_with_the_interval(tmp_path: Path) -> None:
     assert figure.title == "Time per update was 125.00 % of the prediction"
     assert "2 of 4 lie in their interval" in figure.caption  # what was predicted as 0 counts, and cannot be drawn
     assert "waiting for data: none (at most 1.6 ms) predicted, 5 ms measured" in figure.caption
+    assert "Medians over updates of 512 pictures, the first 5 of the run left out." in figure.caption
     assert "differs" not in figure.caption
 
 
