@@ -7,7 +7,8 @@
 
 Later ones replace earlier ones of the same kind. Rows must name one family and one stack: mixing software stacks is
 what made predictions fail. What was measured on another accelerator or with another backend than the cluster's is
-refused; rows of the same accelerator in other nodes are evidence of "same stack" only, which is less certain.
+refused; rows of the same accelerator in other nodes, or on PCIe boards where the cluster has others, are evidence of
+"same stack" only, which is less certain.
 """
 
 from __future__ import annotations
@@ -130,11 +131,14 @@ def _with_rows(found: Evidence, path: Path, family: str, stack: str) -> Evidence
     rows = pick_rows(every, cluster.accelerator, family, stack)
     refuse_contradicting(rows, path)
     per_node = sorted({-(-row.num_workers // row.num_nodes) for row in rows if _in_other_nodes(row, cluster)})
-    fit = fit_steps(rows, "same stack" if per_node else "same system")
+    other_boards = sorted({row.accelerator for row in rows if _on_other_boards(row, cluster)})
+    fit = fit_steps(rows, "same stack" if per_node or other_boards else "same system")
     line = f"{path.name}: {_count(len(rows), 'row')} of {rows[0].family}, {' '.join(rows[0].stack.split())}"
     if per_node:
         sizes = ", ".join(map(str, per_node))
         line += f"; in nodes of {sizes} workers, those of the cluster hold {cluster.workers_per_node}"
+    if other_boards:
+        line += f"; on {', '.join(other_boards)}, the cluster has {cluster.accelerator}"
     doubts = [f"{path.name} {text}" for text in remarks if any(text.startswith(f"line {row.line} ") for row in rows)]
     return dataclasses.replace(found, fit=fit, sources=(*found.sources, line, *doubts))
 
@@ -144,6 +148,12 @@ def _in_other_nodes(row: Row, cluster: Cluster) -> bool:
     if row.num_nodes > 1:
         return row.num_workers != row.num_nodes * cluster.workers_per_node
     return row.num_workers > cluster.workers_per_node
+
+
+def _on_other_boards(row: Row, cluster: Cluster) -> bool:
+    if not _kind(cluster.accelerator):
+        return False
+    return ("pcie" in row.accelerator) != ("pcie" in cluster.accelerator.lower())
 
 
 def _with_json(found: Evidence, path: Path) -> Evidence:

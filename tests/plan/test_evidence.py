@@ -97,6 +97,10 @@ def test_rows_of_other_nodes_are_less_certain(tmp_path: Path) -> None:
     whole = gather(cluster, [rows_file(tmp_path, 1, 16)]).fit
     assert whole is not None
     assert whole.evidence == "same stack"  # a node of 16
+    boards = gather(load_cluster("ethernet"), [rows_file(tmp_path, 8, 64)])  # PCIe boards
+    assert boards.fit is not None
+    assert boards.fit.evidence == "same stack"
+    assert boards.sources[0].endswith("; on a100, the cluster has A100-PCIe-80GB")
     with pytest.raises(DataError, match="contradict each other"):
         gather(cluster, [rows_file(tmp_path, 8, 64, 50.0)])
 
