@@ -55,6 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "recipes",
         "report.record",
         "report.figure",
+        "report.plan_compare",
         "comm.phases",
         "comm.shape",
         "comm.price",

@@ -75,12 +75,10 @@ def plan(
         print(json.dumps(result.as_data())) if as_json else print_validation(result)
         return
     if compare is not None:
-        from dataclasses import asdict
-
         from megabatch.plan.loop import compare_run, print_comparison
 
-        parts = compare_run(compare)
-        print(json.dumps([asdict(part) for part in parts])) if as_json else print_comparison(parts)
+        comparison = compare_run(compare)
+        print(json.dumps(comparison.as_data())) if as_json else print_comparison(comparison)
         return
     from megabatch.plan.request import PlanRequest, answer, cluster_lines
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,21 +22,17 @@ from typing import Any
 
 from megabatch.comm.calibration import calibration_from_text
 from megabatch.errors import ConfigError, DataError, nearest
+from megabatch.plan.accelerator import UNKNOWN, generation, kind_of, spelled
 from megabatch.plan.calibrate import StepFit, fit_steps
 from megabatch.plan.cluster import Cluster
 from megabatch.plan.compute import ComputeTable
 from megabatch.plan.quantity import Quantity
-from megabatch.plan.relatives import generation
 from megabatch.plan.rows import Row, read_rows, refuse_contradicting
 from megabatch.plan.run_times import read_run_times
 from megabatch.plan.step_times import step_times_from_data
 from megabatch.plan.workload import Layer, model_layers
 
 __all__ = ["Evidence", "gather", "pick_rows"]
-
-_GPU = re.compile(r"[avhplbtk]\d{1,3}(?!\d|fx)|gh\d+|mi\d+|rtx|geforce|titan")
-_GENERATION = re.compile(r"[avhplb]\d{2,3}$")
-_UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
@@ -81,7 +76,7 @@ def gather(cluster: Cluster, paths: Sequence[str], family: str = "", stack: str 
 
 def pick_rows(rows: Sequence[Row], accelerator: str, family: str, stack: str) -> list[Row]:
     """The rows of one family and one stack, of the cluster's accelerator where it names one."""
-    kind = _kind(accelerator)
+    kind = _named_generation(accelerator)
     known = sorted({row.family for row in rows if not kind or generation(row.accelerator) == kind})
     chosen = [row for row in rows if row.family == (family or row.family)]
     if not chosen:
@@ -111,7 +106,7 @@ def pick_rows(rows: Sequence[Row], accelerator: str, family: str, stack: str) ->
 
 
 def _why_foreign(rows: Sequence[Row], accelerator: str, family: str) -> str:
-    kinds = sorted({generation(row.accelerator) for row in rows} - {_UNKNOWN})
+    kinds = sorted({generation(row.accelerator) for row in rows} - {UNKNOWN})
     if not kinds:
         return (
             f"the rows do not say of which accelerator they are, the cluster's is '{accelerator}'; add a column accel "
@@ -151,7 +146,7 @@ def _in_other_nodes(row: Row, cluster: Cluster) -> bool:
 
 
 def _on_other_boards(row: Row, cluster: Cluster) -> bool:
-    if not _kind(cluster.accelerator):
+    if not _named_generation(cluster.accelerator):
         return False
     return ("pcie" in row.accelerator) != ("pcie" in cluster.accelerator.lower())
 
@@ -218,9 +213,9 @@ def _with_run(found: Evidence, folder: Path) -> Evidence:
 
 
 def _refuse_other_device(device: str, cluster: Cluster, what: str) -> None:
-    ours, theirs = _kind(cluster.accelerator), _kind(device)
-    on_cpu = device == "cpu" and cluster.backend == "nccl" and _GPU.match(ours)
-    other = _GENERATION.match(ours) and _GENERATION.match(theirs) and ours != theirs
+    ours, theirs = _named_generation(cluster.accelerator), _named_generation(device)
+    on_cpu = device == "cpu" and cluster.backend == "nccl" and kind_of(ours) == "gpu"
+    other = kind_of(ours) == kind_of(theirs) == "gpu" and ours != theirs
     if on_cpu or other:
         raise ConfigError(
             f"{what} was measured on {device}, cluster '{cluster.name}' computes on {cluster.accelerator}; measure "
@@ -238,11 +233,10 @@ def _refuse_unknown_layers(table: ComputeTable) -> None:
         ) from None
 
 
-def _kind(accelerator: str) -> str:
-    """The generation in the spelling of rows; empty when it names none ("as found")."""
-    plain = re.sub(r"\(.*?\)|nvidia|tesla", " ", accelerator.lower())
-    kind = generation("-".join(plain.split()))
-    return kind if any(char.isdigit() for char in kind) else ""
+def _named_generation(accelerator: str) -> str:
+    """The generation that a cluster file or a device names; empty when it names none ("as found")."""
+    found = generation(spelled(accelerator))
+    return found if any(char.isdigit() for char in found) else ""
 
 
 def _count(number: int, one: str, many: str = "") -> str:

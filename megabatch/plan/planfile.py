@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from megabatch.errors import ConfigError
+from megabatch.plan.helps import Help
 from megabatch.plan.interval import Interval
-from megabatch.plan.planner import Help, PlanResult
+from megabatch.plan.planner import PlanResult
 from megabatch.plan.predict import Prediction
 from megabatch.plan.workload import Workload
 from megabatch.schedule.batch import parse_stages

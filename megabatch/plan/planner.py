@@ -22,7 +22,7 @@ from megabatch.plan.search import DRAW, Space, best_batch, best_candidates
 from megabatch.plan.workload import Workload
 from megabatch.schedule.batch import BatchStages
 
-__all__ = ["Goal", "Help", "PlanResult", "plan", "worker_counts"]
+__all__ = ["Goal", "PlanResult", "plan", "worker_counts"]
 
 _LARGEST_SEARCH = 4096
 

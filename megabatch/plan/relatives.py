@@ -5,13 +5,13 @@ The keys of `interval.EVIDENCE` name the distance: same system, same stack, othe
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from megabatch.errors import DataError
+from megabatch.plan.accelerator import generation
 from megabatch.plan.rows import Row
 
-__all__ = ["choose_evidence", "generation"]
+__all__ = ["choose_evidence"]
 
 
 def choose_evidence(
@@ -36,15 +36,6 @@ def choose_evidence(
     if relatives:
         return relatives, "other system"
     raise DataError(f"no calibration row has the accelerator '{accelerator}'; add one, or measure a node")
-
-
-def generation(accelerator: str) -> str:
-    """The accelerator without memory size and board: "a100", "tpu-v4", "ascend910"."""
-    name = {"dgx1": "v100", "dgx2": "v100", "dgx2h": "v100", "dgxa100": "a100", "dgxh100": "h100"}.get(accelerator)
-    found = re.match(r"tpu-v\d+|[a-z]+-?\d+", accelerator)
-    return name or (
-        found[0] if found and found[0].startswith("tpu") else found[0].replace("-", "") if found else accelerator
-    )
 
 
 def _framework_of(stack: str) -> str:

@@ -24,16 +24,15 @@ from itertools import permutations
 from pathlib import Path
 
 from megabatch.errors import DataError
+from megabatch.plan.accelerator import CHASSIS, chassis_of, kind_of, spelled
 from megabatch.plan.edge import BATCH, BATCH_TOTAL, COUNT, DURATION, EPOCHS, STEP, Span, is_plain, shown
 
 __all__ = ["Row", "read_rows", "refuse_contradicting"]
 
-_CHASSIS = {"dgx1": 8, "dgx2h": 16, "dgx2": 16, "dgxa100": 8, "dgxh100": 8}
 _FRAMEWORK = re.compile(r"fjmxnet|mxnet|tensorflow|mindspore|paddlepaddle|pytorch|shampoo|jax|tf", re.IGNORECASE)
 _NODES = (re.compile(r"_n(\d{1,7})(?:_|$)"), re.compile(r"^(\d{1,7})x"), re.compile(r"^(\d{1,7})-nodes?"))
 _COUNTS = re.compile(r"^\d+(-nodes?-\d+s-|x|(?=r\d))|[_-]n\d+(?=_|$)|(?<=tpu-v\d)-\d+|(?<=modelarts)_\d+")
 """What in a name counts machines: without it the names of one chassis are alike."""
-_GPU = re.compile(r"[avhplbtk]\d{1,3}(?!\d|fx)|gh\d+|mi\d+|rtx|dgx|geforce|titan")
 _USUAL_PER_NODE = 8
 _SAME_RUN = 0.05
 _CLEARLY_LESS, _MUCH_LESS = 0.95, 0.80
@@ -74,9 +73,7 @@ class Row:
     @property
     def kind(self) -> str:
         """ "tpu", "gpu" or "other"."""
-        if self.accelerator.startswith("tpu"):
-            return "tpu"
-        return "gpu" if _GPU.match(self.accelerator) else "other"
+        return kind_of(self.accelerator)
 
     @property
     def framework(self) -> str:
@@ -180,7 +177,7 @@ def _read_row(cells: dict[str, str], line: int, where: str) -> tuple[Row | None,
             f"{where} contradicts itself: gbs {batch_total:g} at {rate:g} img_s is "
             f"{batch_total / rate * 1e3:.4g} ms a step, step_ms says {step_ms:g}; mend one of the three"
         )
-    accelerator = _accelerator(cells.get("accel", ""), system)
+    accelerator = spelled(cells.get("accel", ""), system)
     organisation = cells.get("org", "").lower().removesuffix("emc")
     framework = _FRAMEWORK.findall(system)
     stack = ["-".join(cells.get("round", "").split()), "+".join(sorted({word.lower() for word in framework}))]
@@ -222,29 +219,13 @@ def _world(cells: dict[str, str], system: str, where: str) -> tuple[int, int, st
     doubt = ""
     if nodes and per_node and workers and nodes * per_node != workers:
         doubt = f"{nodes} nodes x {per_node} is not N {workers}; N is believed"
-    chassis = _chassis(system)
-    per_node = per_node or (_CHASSIS[chassis] if chassis else 0)
+    per_node = per_node or CHASSIS.get(chassis_of(system), 0)
     if workers:
         return nodes or -(-workers // (per_node or _USUAL_PER_NODE)), workers, doubt
     named = next((int(match[1]) for pattern in _NODES if (match := pattern.search(system))), 0)
     nodes = nodes or named or 1
     sockets = re.search(r"-(\d{1,7})s-", system)
     return nodes, int(sockets[1]) if sockets and not per_node else nodes * per_node, doubt
-
-
-def _chassis(system: str) -> str:
-    return next((name for name in _CHASSIS if re.match(rf"{name}(_|$)", system.lower())), "")
-
-
-def _accelerator(text: str, system: str) -> str:
-    """One spelling for one accelerator: 'NVIDIA A100-SXM4-80GB (400W)' is 'a100-sxm-80gb'."""
-    if chassis := _chassis(system):
-        return chassis
-    if pod := re.search(r"tpu-?v\d", system.lower()):
-        return pod[0].replace("tpuv", "tpu-v")
-    plain = re.sub(r"\(.*?\)|nvidia|tesla|habana|cts", " ", text.lower())
-    plain = re.sub(r"sxm\d", "sxm", plain)
-    return "-".join(word for word in re.split(r"[\s_-]+", plain) if word) or "unknown"
 
 
 def _refuse_unlike_twins(rows: Sequence[Row], path: str) -> None:

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from megabatch.errors import DataError, MegabatchError
+from megabatch.plan.accelerator import generation
 from megabatch.plan.calibrate import fit_steps
-from megabatch.plan.relatives import choose_evidence, generation
+from megabatch.plan.relatives import choose_evidence
 from megabatch.plan.rows import Row, read_rows
 
 __all__ = ["CALIBRATED_WORKERS", "RowResult", "Validation", "summarise", "validate_rows"]

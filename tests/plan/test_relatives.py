@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from megabatch.errors import DataError
-from megabatch.plan.relatives import choose_evidence, generation
+from megabatch.plan.relatives import choose_evidence
 from tests.plan.test_calibrate import row
 
 
@@ -20,8 +20,3 @@ def test_evidence_goes_from_near_to_far() -> None:
     assert choose_evidence([other], own.family, own.stack, "a100", "box") == ([other], "other system")
     with pytest.raises(DataError, match="no calibration row has the accelerator 'h100'"):
         choose_evidence(rows, "who:h100", own.stack, "h100", "box")
-
-
-def test_generations() -> None:
-    names = {"dgxa100": "a100", "a100-pcie-80gb": "a100", "tpu-v4": "tpu-v4", "ascend-910-pro-a": "ascend910"}
-    assert {name: generation(name) for name in names} == names
