@@ -31,7 +31,10 @@ from megabatch.plan.simulate import lock_step_seconds, rounds_of, simulate_all_r
 from megabatch.plan.workload import workload_of
 from megabatch.schedule.batch import parse_stages
 
-__all__ = ["emulated_errors", "live_errors", "paper_rows", "simgrid_errors", "simulation_errors", "speeds"]
+__all__ = [
+    *("emulated_errors", "live_errors", "paper_rows", "simgrid_errors", "simulation_errors", "speeds"),
+    "system_errors",
+]
 
 ROOT = Path(__file__).parents[1]
 SIZE = 51.12e6
@@ -50,6 +53,15 @@ FREE = (
     *(("torus", "8x8"), ("torus", "2x3x4"), ("hierarchical", "6x16"), ("two_way_torus", "4x8")),
     *(("halving_doubling", "30"), ("exchange", "4x4"), ("ring", "64"), ("torus", "10x20")),
 )
+SYSTEMS = (
+    ("64 A100, MLPerf 2.0", "dgx-a100", 64, 51, 19.56),
+    ("64 H100, MLPerf 3.0", "dgx-h100", 64, 50, 10.86),
+    ("512 H100, MLPerf 3.0", "dgx-h100", 512, 40, 9.15),
+    ("768 H100, MLPerf 3.0", "dgx-h100", 768, 42, 9.46),
+    ("2528 H100, MLPerf 4.0", "dgx-h100", 2528, 16, 5.86),
+    ("3584 H100, MLPerf 3.0", "dgx-h100", 3584, 16, 5.77),
+)
+"""Measured steps of NVIDIA's and CoreWeave's systems (benchmarks.mlperf_rows), milliseconds; local batch before them."""
 _SIZES = {"100 KB": 1e5, "1 MB": 1e6, "10 MB": 1e7}
 
 
@@ -166,6 +178,17 @@ def paper_rows() -> list[dict[str, Any]]:
     return rows
 
 
+def system_errors() -> list[tuple[str, float]]:
+    """Steps of MLPerf systems by their cluster file alone, which knows one node, over the measured step, minus 1."""
+    found = []
+    for name, cluster, workers, local_batch, measured_ms in SYSTEMS:
+        batch = str(workers * local_batch)
+        settings = (f"train.batch_total={batch}", f"train.ghost_batch={local_batch}", "comm.wire=fp16")
+        asked = PlanRequest("mlperf_3264", cluster, str(workers), algorithms=("backend",), overrides=settings)
+        found.append((name, 1e3 * run(asked).result.chosen.step.middle / measured_ms - 1))
+    return found
+
+
 def emulated_errors(page: str) -> list[tuple[str, float]]:
     """Prices by measured links over the measured medians of docs/results/allreduce.md, minus 1; our own algorithms.
 
@@ -235,6 +258,7 @@ def main() -> None:
         "simulation in lock-step against the closed form": simulation_errors(),
         **live_errors(),
         "price by measured links against emulated networks": emulated_errors(page),
+        "cluster files against MLPerf systems": system_errors(),
     }
     papers, times = paper_rows(), speeds()
     if options.json:
@@ -242,6 +266,8 @@ def main() -> None:
         return
     for name, found in errors.items():
         print(f"{name}: {_summary(found) if found else 'no table to compare with'}")
+    for name, error in errors["cluster files against MLPerf systems"]:
+        print(f"  {name:<24} {error:+.1%}")
     for row in papers:
         print(
             f"{row['row']:<32} quoted {row['quoted']:>11,.0f}  predicted {row['predicted']:>11,.0f} "

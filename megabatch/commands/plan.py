@@ -27,7 +27,10 @@ app = typer.Typer()
 def plan(
     ctx: typer.Context,
     recipe: Annotated[str | None, typer.Argument(help="A name from `megabatch recipes`, or a TOML file.")] = None,
-    cluster: Annotated[str, typer.Option(help="A shipped cluster or a TOML file; `--cluster list` names them.")] = "",
+    cluster: Annotated[
+        str,
+        typer.Option(help="A shipped cluster or a TOML file; alone it is shown with its sources, `list` names all."),
+    ] = "",
     workers: Annotated[
         str | None, typer.Option(help="1024, 256,1024 or 64..4096; by default doubling up to the whole cluster.")
     ] = None,
@@ -86,6 +89,9 @@ def plan(
         for line in cluster_lines():
             print(line)
         return
+    if _typed(ctx) == ["cluster"]:
+        _show_cluster(cluster, as_json)
+        return
     answer(
         PlanRequest(
             recipe=recipe or "",
@@ -114,16 +120,29 @@ def plan(
     )
 
 
+def _typed(ctx: typer.Context) -> list[str]:
+    """The parameters that stood on the command line, but for those that say how to answer."""
+    sources = {name: getattr(ctx.get_parameter_source(name), "name", "") for name in ctx.params}
+    return [name for name, source in sources.items() if source == "COMMANDLINE" and name not in ("as_json", "debug")]
+
+
 def _refuse_beside(alone: str, ctx: typer.Context) -> None:
     """A word that would be ignored is a mistake of its writer's."""
-    allowed = {alone.removeprefix("--"), "as_json", "debug"}
-    given = [
-        name
-        for name in ctx.params
-        if name not in allowed and getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"
-    ]
+    given = [name for name in _typed(ctx) if f"--{name}" != alone]
     if given:
         words = ", ".join(
             "the recipe" if name == "recipe" else f"--{name.strip('_').replace('_', '-')}" for name in given
         )
         raise ConfigError(f"{alone} looks at a file alone, but {words} was given too; leave that out")
+
+
+def _show_cluster(name: str, as_json: bool) -> None:
+    from megabatch.plan.cluster import cluster_of, load_cluster_file
+    from megabatch.plan.show_cluster import cluster_as_data, print_cluster
+
+    file = load_cluster_file(name)
+    cluster = cluster_of(file)
+    if as_json:
+        print(json.dumps({"name": cluster.name, "values": cluster_as_data(file), "unknown": list(cluster.unknown)}))
+    else:
+        print_cluster(cluster, file)

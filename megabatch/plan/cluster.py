@@ -22,7 +22,10 @@ from megabatch.plan.compute import ComputeTable, read_compute
 from megabatch.plan.edge import RATIO
 from megabatch.plan.quantity import Quantity
 
-__all__ = ["KNOBS", "Cluster", "Link", "Network", "cluster_names", "load_cluster", "read_cluster"]
+__all__ = [
+    *("KNOBS", "Cluster", "Link", "Network", "cluster_names", "cluster_of", "load_cluster", "load_cluster_file"),
+    "read_cluster",
+]
 
 CLUSTERS = Path(__file__).parent / "clusters"
 
@@ -191,6 +194,11 @@ def cluster_names() -> list[str]:
 
 def load_cluster(name: str) -> Cluster:
     """Read a shipped cluster by name, or a TOML file."""
+    return cluster_of(load_cluster_file(name))
+
+
+def load_cluster_file(name: str) -> ClusterFile:
+    """The tables of a shipped cluster, or of a TOML file."""
     path = Path(name) if name.endswith(".toml") else CLUSTERS / f"{name}.toml"
     if not name.endswith(".toml") and name not in cluster_names():
         hint = nearest(name, cluster_names()) or f"; known: {', '.join(cluster_names())}"
@@ -200,20 +208,24 @@ def load_cluster(name: str) -> Cluster:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not text"
         raise ConfigError(f"cluster file '{name}' cannot be read ({reason}); give a TOML file") from None
-    return read_cluster(text, f"cluster file '{path.name}'")
+    return parse_cluster(text, f"cluster file '{path.name}'")
 
 
 def read_cluster(text: str, source: str) -> Cluster:
-    """Read the text of a cluster file; `source` names it in errors.
+    """Read the text of a cluster file; `source` names it in errors."""
+    return cluster_of(parse_cluster(text, source))
+
+
+def cluster_of(file: ClusterFile) -> Cluster:
+    """The cluster that a file describes.
 
     Raises:
         ConfigError: a key that is unknown or lacks its unit, or a value that cannot be.
     """
-    file = parse_cluster(text, source)
     has_racks = "rack" in file.section("link")
     nodes_per_rack = file.count("nodes_per_rack") if has_racks else 0
     return Cluster(
-        name=file.text("", "name", source),
+        name=file.text("", "name", file.source),
         title=file.text("", "title"),
         accelerator=file.text("", "accelerator"),
         backend=file.choice("", "backend", ("nccl", "gloo")),

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks import planner
-from benchmarks.planner import emulated_errors, live_errors, paper_rows, simgrid_errors, simulation_errors
+from benchmarks.planner import (
+    emulated_errors,
+    live_errors,
+    paper_rows,
+    simgrid_errors,
+    simulation_errors,
+    system_errors,
+)
 from tests.plan.laboratory import need_simgrid
 
 
@@ -28,6 +35,13 @@ def test_live_simgrid() -> None:
 def test_without_simgrid_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner, "find_simgrid", lambda: None)
     assert live_errors() == {}
+
+
+def test_cluster_files_alone_are_near_real_systems() -> None:
+    errors = [abs(error) for _, error in system_errors()]
+    assert len(errors) == 6
+    assert statistics.median(errors) <= 0.06
+    assert max(errors) <= 0.15
 
 
 def test_papers_have_an_interval_each() -> None:
