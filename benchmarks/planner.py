@@ -61,7 +61,7 @@ SYSTEMS = (
     ("2528 H100, MLPerf 4.0", "dgx-h100", 2528, 16, 5.86),
     ("3584 H100, MLPerf 3.0", "dgx-h100", 3584, 16, 5.77),
 )
-"""Measured steps of NVIDIA's and CoreWeave's systems (benchmarks.mlperf_rows), milliseconds; local batch before them."""
+"""Name, cluster, workers, local batch, measured milliseconds (benchmarks.mlperf_rows): NVIDIA's and CoreWeave's."""
 _SIZES = {"100 KB": 1e5, "1 MB": 1e6, "10 MB": 1e7}
 
 
