@@ -58,14 +58,14 @@ def read_run(text: str) -> Run | None:
             batch_total = int(event["value"])
         elif key == "run_start":
             began = time_ms
-        elif key == "run_stop":
+        elif key == "run_stop" and more.get("status", "success") == "success":
             ended = time_ms
         elif key == "block_start":
             block = time_ms, float(more.get("epoch_count") or 0)
             last_epoch = max(last_epoch, float(more.get("first_epoch_num") or 0) + block[1] - 1)
         elif key in ("eval_start", "block_stop") and block is not None:
             started, epochs = block
-            if epochs:
+            if epochs and batch_total:
                 steps.append((time_ms - started) / 1e3 / (epochs * PICTURES / batch_total))
             block = None
     if not batch_total or not began or not ended or len(steps) < 2:
@@ -92,12 +92,13 @@ def read_old_run(text: str, workers_per_node: int) -> tuple[Run, int] | None:
     return Run(int(1e3 * marks[0][0]), batch_total, step, seconds, float(len(epochs))), nodes
 
 
-def old_rows_of(checkout: Path) -> Iterator[dict[str, Any]]:
+def old_rows_of(checkout: Path, after: datetime.date) -> Iterator[dict[str, Any]]:
     """NVIDIA's rows of round 0.5."""
     for folder in sorted(checkout.glob("v0.5.0/nvidia/submission/results/*/resnet")):
         entry = json.loads(_text(folder.parent / "entry.json"))["nodes"][0]
         per_node = int(entry["num_accelerators"])
         read = [found for path in sorted(folder.glob("result_*.txt")) if (found := read_old_run(_text(path), per_node))]
+        read = [(run, nodes) for run, nodes in read if run.began_ms >= _milliseconds(after)]
         if read:
             system = {
                 "number_of_nodes": read[0][1],
@@ -113,8 +114,11 @@ def rows_of(checkout: Path, after: datetime.date, seen: set[tuple[object, ...]])
     found = re.search(r"v(\d+\.\d+)", checkout.name)
     for folder in sorted(checkout.glob("*/results/*/resnet")):
         runs = [run for path in sorted(folder.glob("result_*.txt")) if (run := read_run(_text(path)))]
-        moment = datetime.datetime.combine(after, datetime.time(), datetime.UTC).timestamp() * 1e3
-        runs = [run for run in runs if run.began_ms >= moment and (run.began_ms, run.train_seconds) not in seen]
+        runs = [
+            run
+            for run in runs
+            if run.began_ms >= _milliseconds(after) and (run.began_ms, run.train_seconds) not in seen
+        ]
         seen |= {(run.began_ms, run.train_seconds) for run in runs}
         system = _system(checkout, folder)
         if runs and system is not None:
@@ -176,6 +180,10 @@ def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
 
 
+def _milliseconds(day: datetime.date) -> float:
+    return datetime.datetime.combine(day, datetime.time(), datetime.UTC).timestamp() * 1e3
+
+
 def _whole(value: object) -> int:
     """The number at the start of a field such as "8" or "16 (two boards)"; 0 when there is none."""
     found = re.match(r"\s*(\d+)", str(value))
@@ -196,7 +204,7 @@ def main() -> None:
     options = parser.parse_args()
     seen: set[tuple[object, ...]] = set()
     rows = [row for checkout in options.checkouts for row in rows_of(checkout, options.after, seen)]
-    rows += [row for checkout in options.checkouts for row in old_rows_of(checkout)]
+    rows += [row for checkout in options.checkouts for row in old_rows_of(checkout, options.after)]
     if options.output is None:
         _write(rows, sys.stdout)
         return

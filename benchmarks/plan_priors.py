@@ -16,9 +16,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from megabatch.plan.calibrate import PRIOR_PARTS, prior, row_features
+from megabatch.plan.calibrate import PRIOR_PARTS, prior
 from megabatch.plan.interval import FORM
 from megabatch.plan.rows import Row, read_rows
+from megabatch.plan.step_fit import row_features
 
 __all__ = ["best_parts", "families_of", "log_likelihood"]
 

@@ -31,7 +31,7 @@ def spelled(text: str, system: str = "") -> str:
         return chassis
     if pod := re.search(r"tpu-?v\d", system.lower()):
         return pod[0].replace("tpuv", "tpu-v")
-    plain = re.sub(r"\(.*?\)|nvidia|tesla|habana|cts", " ", text.lower())
+    plain = re.sub(r"\(.*?\)|nvidia|tesla|habana|amd|instinct|quadro|cts", " ", text.lower())
     plain = re.sub(r"sxm\d", "sxm", plain)
     return "-".join(word for word in re.split(r"[\s_-]+", plain) if word) or UNKNOWN
 

@@ -1,15 +1,8 @@
 """Step time of a family of systems, fitted to rows: Bayesian linear regression with stated priors.
 
-    step = fixed + per_picture * b + across * [more than one node] + (scatter * b + jitter) * m(N)
-
-`fixed` is what neither batch nor workers change (launches, optimiser), `across` what the first step beyond a node
-costs (the part of the all-reduce that the backward pass does not hide). Every update waits for the slowest worker,
-whose delay goes with m(N), the expected maximum: `scatter` of it is a part of what is computed (clocks, temperature,
-pictures), `jitter` is not (operating system, deeper collectives). Logs that time blocks with an evaluation at the end
-contain `evaluation` seconds more, spread over the updates of four epochs. None of the parameters can be negative.
-
-Published rows rarely determine five parameters: two or three rows a family is usual. So each parameter has a prior,
-as a part of T, the time the accelerator needs for 256 pictures, a step in which all but the pictures is small:
+Published rows rarely determine the five parameters of a step (`step_fit`): two or three rows a family is usual. So
+each parameter has a prior, as a part of T, the time the accelerator needs for 256 pictures, a step in which all but
+the pictures is small:
 
     fixed 2.5 % +- 2.5 %      across 3 % +- 3 %      per_picture T / 256 +- 100 %
     scatter * 256 * m(64) 3.5 % +- 3.5 %             jitter * m(64) 1 % +- 1 %
@@ -24,133 +17,29 @@ each, of unknown size (see `interval.EVIDENCE`).
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from megabatch.errors import DataError
-from megabatch.plan.interval import EVIDENCE, FORM, Interval, Reach, combine, interval, reach_deviation, reach_warnings
+from megabatch.plan.interval import EVIDENCE, FORM, combine
 from megabatch.plan.rows import Row
+from megabatch.plan.step_fit import PARAMETERS, StepFit, row_features
 from megabatch.plan.straggler import expected_maximum
 
-__all__ = ["PARAMETERS", "PRIOR_PARTS", "StepFit", "fit_as_data", "fit_steps", "prior", "row_features"]
-
-PARAMETERS = ("fixed", "per_picture", "across", "scatter", "jitter", "evaluation")
+__all__ = ["PRIOR_PARTS", "fit_steps", "prior"]
 
 PRIOR_PARTS = {"fixed": 0.025, "across": 0.03, "scatter": 0.035, "jitter": 0.01}
 """Of the time for 256 pictures; both the mean and the deviation."""
 
 _EVALUATION_SECONDS = 0.5
 """A pass over 50,000 pictures takes a tenth of that; the rest is changing from one program to the other and back."""
-_PICTURES_BETWEEN_EVALUATIONS = 4 * 1_281_167
 _REFERENCE_WORKERS = 64
 _REFERENCE_BATCH = 256
-_TOO_UNCERTAIN = 0.7
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
-
-
-@dataclass(frozen=True)
-class StepFit:
-    """Fitted parameters with covariance, and where they come from.
-
-    parameters: in the order of `PARAMETERS`, seconds; `scatter` per picture, it and `jitter` per unit of m.
-    lack_of_fit: relative deviation of the rows from their line, at least `FORM`.
-    """
-
-    parameters: tuple[float, ...]
-    covariance: Array
-    rows: tuple[Row, ...]
-    evidence: str
-    undetermined: tuple[str, ...]
-    lack_of_fit: float = FORM
-
-    @property
-    def deviations(self) -> tuple[float, ...]:
-        """One standard deviation of each parameter."""
-        return tuple(math.sqrt(max(0.0, float(value))) for value in np.diag(self.covariance))
-
-    def seconds(self, local_batch: float, num_workers: int, num_nodes: int) -> float:
-        """The middle of the prediction, as such a row would be logged."""
-        return float(self._features(local_batch, num_workers, num_nodes) @ np.array(self.parameters))
-
-    def pass_seconds(self, ghost_batch: float) -> float:
-        """What one worker computes for one ghost batch."""
-        fixed, per_picture, *_ = self.parameters
-        return fixed + per_picture * ghost_batch
-
-    def parts(self, ghost_batch: float, num_workers: int, num_nodes: int, passes: int) -> dict[str, float]:
-        """Seconds of an update of `passes` ghost batches in turn, by part; without evaluation."""
-        *_, across, scatter, jitter, _ = self.parameters
-        slowest = (scatter * passes * ghost_batch + jitter) * expected_maximum(num_workers)
-        exposed = across if num_nodes > 1 else 0.0
-        return {
-            "compute": passes * self.pass_seconds(ghost_batch),
-            "exposed communication": exposed,
-            "stragglers": slowest,
-        }
-
-    def changed(self, knob: str, factor: float) -> StepFit:
-        """The fit with compute or stragglers `factor` times as long; what else there is belongs to the cluster."""
-        touched = {"compute": ("fixed", "per_picture"), "stragglers": ("scatter", "jitter")}.get(knob, ())
-        values = zip(PARAMETERS, self.parameters, strict=True)
-        parameters = tuple(value * (factor if name in touched else 1.0) for name, value in values)
-        return dataclasses.replace(self, parameters=parameters)
-
-    def reach(self, local_batch: float, num_workers: int, num_nodes: int) -> Reach:
-        """How far from the calibrated rows."""
-        batches = [row.local_batch for row in self.rows]
-        most_workers = max(row.num_workers for row in self.rows)
-        return Reach(
-            workers=max(0.0, math.log2(num_workers / most_workers)),
-            batch=max(0.0, math.log2(min(batches) / local_batch), math.log2(local_batch / max(batches))),
-            evidence=self.evidence,
-            first_time_across_nodes=num_nodes > 1 and all(row.num_nodes == 1 for row in self.rows),
-            mixed_measurement=self._logs_contain_evaluation,
-            lack_of_fit=self.lack_of_fit,
-            known_workers=f"of the largest calibrated row ({most_workers:,})",
-        )
-
-    def deviation(self, local_batch: float, num_workers: int, num_nodes: int, passes: int = 1) -> float:
-        """Relative standard deviation of an update of `passes` times `local_batch` pictures: parameters and form."""
-        # Each pass has the fixed part and the pictures; the slowest worker's pictures add up, the rest comes once.
-        features = self._features(local_batch, num_workers, num_nodes) * np.array([passes, passes, 1, passes, 1, 1])
-        spread = math.sqrt(max(0.0, float(features @ self.covariance @ features)))
-        middle = float(features @ np.array(self.parameters))
-        return combine(spread / middle, reach_deviation(self.reach(local_batch, num_workers, num_nodes)))
-
-    def predict(self, local_batch: float, num_workers: int, num_nodes: int) -> Interval:
-        """Step seconds with the 80 % interval.
-
-        Raises:
-            DataError: the rows say so little that an answer would mean nothing.
-        """
-        middle = self.seconds(local_batch, num_workers, num_nodes)
-        deviation = self.deviation(local_batch, num_workers, num_nodes)
-        if not math.isfinite(middle) or middle <= 0 or deviation > _TOO_UNCERTAIN:
-            raise DataError(
-                f"the {len(self.rows)} calibration rows cannot tell the step at local batch {local_batch:g} on "
-                f"{num_workers:,} workers (deviation {deviation:.0%}); add rows nearer to it"
-            )
-        return interval(middle, deviation)
-
-    def warnings(self, local_batch: float, num_workers: int, num_nodes: int) -> list[str]:
-        """What widens the interval, for people."""
-        found = reach_warnings(self.reach(local_batch, num_workers, num_nodes))
-        if self.undetermined:
-            found.append(f"the rows do not determine {', '.join(self.undetermined)}: taken from the prior")
-        return found
-
-    @property
-    def _logs_contain_evaluation(self) -> bool:
-        return any(row.contains_evaluation for row in self.rows)
-
-    def _features(self, local_batch: float, num_workers: int, num_nodes: int) -> Array:
-        return _features(local_batch, num_workers, num_nodes, self._logs_contain_evaluation)
 
 
 def fit_steps(rows: Sequence[Row], evidence: str = "same system") -> StepFit:
@@ -188,18 +77,6 @@ def fit_steps(rows: Sequence[Row], evidence: str = "same system") -> StepFit:
     )
 
 
-def fit_as_data(fit: StepFit) -> dict[str, Any]:
-    """A fit for a program to read: seconds, one standard deviation each."""
-    values = zip(PARAMETERS, fit.parameters, fit.deviations, strict=True)
-    return {
-        "parameters": {name: {"value": value, "deviation": deviation} for name, value, deviation in values},
-        "undetermined": list(fit.undetermined),
-        "num_rows": len(fit.rows),
-        "evidence": fit.evidence,
-        "lack_of_fit": fit.lack_of_fit,
-    }
-
-
 def prior(rows: Sequence[Row], parts: Mapping[str, float] = PRIOR_PARTS) -> tuple[Array, Array]:
     """Mean and deviation of every parameter before the rows are looked at, but for the time of a picture.
 
@@ -221,17 +98,6 @@ def prior(rows: Sequence[Row], parts: Mapping[str, float] = PRIOR_PARTS) -> tupl
     deviation = mean.copy()
     deviation[PARAMETERS.index("across")] *= 1 if any(row.num_nodes > 1 for row in rows) else 2
     return mean, deviation
-
-
-def row_features(row: Row) -> Array:
-    """What each parameter is multiplied with in a row's step."""
-    return _features(row.local_batch, row.num_workers, row.num_nodes, row.contains_evaluation)
-
-
-def _features(local_batch: float, num_workers: int, num_nodes: int, logs_contain_evaluation: bool) -> Array:
-    evaluations = local_batch * num_workers / _PICTURES_BETWEEN_EVALUATIONS if logs_contain_evaluation else 0.0
-    slowest = expected_maximum(num_workers)
-    return np.array([1.0, local_batch, float(num_nodes > 1), local_batch * slowest, slowest, evaluations])
 
 
 def _shared_factors(rows: Sequence[Row], design: Array, steps: Array, evidence: str) -> Array:

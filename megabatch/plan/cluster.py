@@ -23,7 +23,17 @@ from megabatch.plan.edge import RATIO
 from megabatch.plan.quantity import Quantity
 
 __all__ = [
-    *("KNOBS", "Cluster", "Link", "Network", "cluster_names", "cluster_of", "load_cluster", "load_cluster_file"),
+    *(
+        "KNOBS",
+        "NETWORK_KNOBS",
+        "Cluster",
+        "Link",
+        "Network",
+        "cluster_names",
+        "cluster_of",
+        "load_cluster",
+        "load_cluster_file",
+    ),
     "read_cluster",
 ]
 
@@ -31,6 +41,7 @@ CLUSTERS = Path(__file__).parent / "clusters"
 
 KNOBS = ("compute", "worker link", "NIC", "rack uplink", "wire latency", "software latency", "stragglers", "loader")
 """What `Cluster.changed` can change, and what a prediction may be sensitive to."""
+NETWORK_KNOBS = ("worker link", "NIC", "rack uplink", "wire latency", "software latency")
 
 _NOT_TOLD = Quantity(0.0, "unknown")
 
@@ -70,6 +81,7 @@ class Cluster:
     A worker's step scatters by `straggler_deviation` of its compute and by `jitter_seconds` whatever it computes.
     straggler_ratios: measured step times over their median, which replace that law where there are any.
     first_updates_seconds: time lost once, while caches fill and kernels are chosen. measured_here: the machine at hand.
+    measured_workers: how many computed at the same time when `compute` was measured; 0 when that is not told.
     """
 
     name: str
@@ -98,11 +110,16 @@ class Cluster:
     restart_seconds: Quantity = field(default=Quantity(300.0, "assumed"))
     calibration: Calibration | None = field(default=None, compare=False)
     measured_here: bool = False
+    measured_workers: int = 0
 
     @property
     def max_workers(self) -> float:
         """How many workers the cluster holds; infinite when the file does not say."""
         return self.num_nodes * self.workers_per_node if self.num_nodes else math.inf
+
+    def nodes_of(self, workers: int) -> int:
+        """Nodes that so many workers take."""
+        return -(-workers // self.workers_per_node)
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -115,6 +132,11 @@ class Cluster:
             "price": self.price_per_node_hour,
         }
         return tuple(words for words, quantity in parts.items() if quantity in (None, _NOT_TOLD))
+
+    @cached_property
+    def kept(self) -> dict[tuple[object, ...], object]:
+        """Prices already worked out for this cluster; a changed one starts anew."""
+        return {}
 
     @cached_property
     def network(self) -> Network:
@@ -141,6 +163,13 @@ class Cluster:
             raise ConfigError(
                 f"{num_workers:,} workers asked for but cluster '{self.name}' holds {self.max_workers:,} "
                 f"({self.num_nodes:,} nodes x {self.workers_per_node}); ask for fewer, or describe a larger cluster"
+            )
+
+        if self.measured_here and num_workers > self.measured_workers > 0:
+            raise ConfigError(
+                f"{num_workers:,} workers asked for, but the step times of this machine were measured with "
+                f"{self.measured_workers:,} at a time, and more would share its cores; measure with `megabatch bench "
+                f"step RECIPE --workers {num_workers}`"
             )
 
     def deviation(self, knob: str) -> float:

@@ -11,6 +11,7 @@ batches (docs/results/planning.md), not the network.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -39,6 +40,7 @@ class ComputeTable:
 
     points: (pictures, seconds), batches rising. backward_share: part of the step that is the backward pass.
     noise: relative standard error of the points, where they were measured with their scatter.
+    image_size: pixels a side of the pictures; 0 when it is not told.
     """
 
     model: str
@@ -47,6 +49,7 @@ class ComputeTable:
     source: str = ""
     backward_share: float = 2 / 3
     noise: float = 0.0
+    image_size: int = 224
 
     @property
     def relative_deviation(self) -> float:
@@ -61,7 +64,7 @@ class ComputeTable:
     def times(self, factor: float) -> ComputeTable:
         """The same worker, slower by `factor`."""
         points = tuple((batch, seconds * factor) for batch, seconds in self.points)
-        return ComputeTable(self.model, points, self.certainty, self.source, self.backward_share, self.noise)
+        return dataclasses.replace(self, points=points)
 
     def seconds(self, local_batch: float) -> float:
         """Seconds of one step with `local_batch` pictures."""

@@ -5,10 +5,10 @@
     links.json    `megabatch bench allreduce`: the cost of each axis of one grid
     runs/NAME     a run: its compute time by ghost batch and its network's layers, as the run measured them
 
-Later ones replace earlier ones of the same kind. Rows must name one family and one stack: mixing software stacks is
-what made predictions fail. What was measured on another accelerator or with another backend than the cluster's is
-refused; rows of the same accelerator in other nodes, or on PCIe boards where the cluster has others, are evidence of
-"same stack" only, which is less certain.
+Later ones replace earlier ones of the same kind; step.json and a run are of one kind. Rows must name one family and
+one stack: mixing software stacks is what made predictions fail. What was measured on another accelerator or with
+another backend than the cluster's is refused; rows of the same accelerator in other nodes, or on PCIe boards where the
+cluster has others, are evidence of "same stack" only, which is less certain.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from typing import Any
 from megabatch.comm.calibration import calibration_from_text
 from megabatch.errors import ConfigError, DataError, nearest
 from megabatch.plan.accelerator import UNKNOWN, generation, kind_of, spelled
-from megabatch.plan.calibrate import StepFit, fit_steps
+from megabatch.plan.calibrate import fit_steps
 from megabatch.plan.cluster import Cluster
 from megabatch.plan.compute import ComputeTable
 from megabatch.plan.quantity import Quantity
 from megabatch.plan.rows import Row, read_rows, refuse_contradicting
 from megabatch.plan.run_times import read_run_times
+from megabatch.plan.step_fit import StepFit
 from megabatch.plan.step_times import step_times_from_data
 from megabatch.plan.workload import Layer, model_layers
 
@@ -68,6 +69,10 @@ def gather(cluster: Cluster, paths: Sequence[str], family: str = "", stack: str 
         raise ConfigError(
             f"cluster '{cluster.name}' has no step times of its own; measure them with `megabatch bench step RECIPE "
             "--output step.json` and add --calibrate step.json"
+        )
+    if (family or stack) and found.fit is None:
+        raise ConfigError(
+            "--family and --stack choose among rows of systems, but no table was given; add --calibrate rows.csv"
         )
     if found.layers is None and any(Path(text).is_dir() for text in paths):
         _refuse_unknown_layers(found.cluster.compute)
@@ -171,7 +176,9 @@ def _with_step_times(found: Evidence, path: Path, content: dict[str, Any]) -> Ev
     times = step_times_from_data(content, f"'{path}'")
     _refuse_other_device(times.device, found.cluster, f"'{path}'")
     scatter = Quantity(max(times.deviation, 0.001), "measured", str(path))
-    cluster = dataclasses.replace(found.cluster, compute=times.table, straggler_deviation=scatter)
+    cluster = dataclasses.replace(
+        found.cluster, compute=times.table, straggler_deviation=scatter, measured_workers=times.workers
+    )
     batches = ", ".join(str(row.local_batch) for row in times.rows)
     line = f"{path.name}: step times of {times.model} at {batches} pictures "
     line += f"({times.device}, {_count(times.threads, 'thread')})"
@@ -204,10 +211,11 @@ def _with_run(found: Evidence, folder: Path) -> Evidence:
         f"run '{folder.name}'",
         times.backward_share or found.cluster.compute.backward_share,
         times.noise,
+        times.image_size,
     )
     line = f"run {folder.resolve().name}: step time of {times.model} at {times.ghost_batch} pictures, "
     line += f"n = {times.num_updates:,} ({times.device or 'device not told'}, {_count(times.workers, 'worker')})"
-    cluster = dataclasses.replace(found.cluster, compute=table)
+    cluster = dataclasses.replace(found.cluster, compute=table, measured_workers=times.workers)
     layers = times.layers or found.layers
     return dataclasses.replace(found, cluster=cluster, layers=layers, sources=(*found.sources, line))
 

@@ -31,8 +31,8 @@ def fitting_ghost(workload: Workload, workers: int, pass_seconds: Callable[[floa
     Raises:
         ConfigError: a batch that is not made of whole ghosts, or too small for the workers.
     """
-    totals = sorted({*workload.stages.batch_totals, *(total for total, _ in workload.branches)})
-    check_whole_ghosts(BatchStages(tuple(float(i) for i in range(len(totals))), tuple(totals)), workload.ghost_batch)
+    totals = workload.batch_totals
+    check_whole_ghosts(BatchStages(tuple(float(i) for i in range(len(totals))), totals), workload.ghost_batch)
     if totals[0] // workload.ghost_batch >= workers:
         return workload.ghost_batch
     if totals[0] / workers < _LEAST_GHOST:
@@ -47,4 +47,4 @@ def fitting_ghost(workload: Workload, workers: int, pass_seconds: Callable[[floa
     def epoch_seconds(size: int) -> float:
         return sum(busiest_passes(total, size, workers) * pass_seconds(size) / total for total in totals)
 
-    return min(near, key=lambda size: (epoch_seconds(size), -size), default=workload.ghost_batch)
+    return min(near, key=lambda size: (epoch_seconds(size), -size))

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megabatch.plan.calibrate import StepFit
-from megabatch.plan.cluster import KNOBS, Cluster
+from megabatch.comm.shape import GridShape
+from megabatch.plan.cluster import KNOBS, NETWORK_KNOBS, Cluster
 from megabatch.plan.convergence import ConvergenceLaw
+from megabatch.plan.cost import price_all_reduce
 from megabatch.plan.predict import Prediction, expected_seconds
+from megabatch.plan.step_fit import StepFit
 from megabatch.plan.workload import Workload
 from megabatch.schedule.batch import BatchStages
 
@@ -49,8 +51,13 @@ def what_would_help(
     found = []
     for knob in KNOBS:
         better = _FASTER.get(knob, 2.0)
-        changed = fit.changed(knob, better) if fit else None
-        then = expected_seconds(cluster.changed(knob, better), workload, chosen.candidate, law, changed)
+        changed = cluster.changed(knob, better)
+        fit_then = fit
+        if fit is not None and knob in NETWORK_KNOBS:
+            fit_then = fit.changed("exposed", _price_ratio(cluster, changed, workload, chosen.candidate.workers))
+        elif fit is not None and knob in ("compute", "stragglers"):
+            fit_then = fit.changed(knob, better)
+        then = expected_seconds(changed, workload, chosen.candidate, law, fit_then)
         binding, what = _WORDS[knob]
         found.append(Help(what, 1 - then / now, binding))
     if law is not None:
@@ -62,3 +69,12 @@ def what_would_help(
         found.append(Help("as few epochs as a small batch needs", spared * part, "convergence at this batch"))
     found.append(Help("half the initialisation", 0.5 * chosen.time_parts[INITIALISATION] / now, INITIALISATION))
     return sorted(found, key=lambda one: -one.gain)
+
+
+def _price_ratio(before: Cluster, after: Cluster, workload: Workload, workers: int) -> float:
+    """How much longer the backend's own all-reduce of a gradient takes: what a fit counts as exposed goes with it."""
+    if workers == 1:
+        return 1.0
+    shape = GridShape((1, workers))
+    prices = [price_all_reduce(one, "backend", shape, workload.gradient_bytes).seconds for one in (before, after)]
+    return prices[1] / prices[0]

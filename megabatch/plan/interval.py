@@ -2,8 +2,8 @@
 
 A prediction is log-normal: its relative deviations add in squares and the interval is x / f to x * f with f =
 exp(1.2816 d). Besides what is uncertain in the parameters, the form of the model is wrong by some amount that grows
-with the distance from what was measured. The steps below are judgements made before any row was predicted; how they
-fare is measured by `megabatch plan --validate` and written in docs/results/planning.md.
+with the distance from what was measured. The steps below are judgements, some of them changed after the first rows
+were predicted; which ones, and how they fare, is written in docs/results/planning.md (`megabatch plan --validate`).
 """
 
 from __future__ import annotations
@@ -11,16 +11,31 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["EVIDENCE", "FORM", "Interval", "Reach", "combine", "interval", "reach_deviation", "reach_warnings"]
+__all__ = [
+    "EVIDENCE",
+    "FORM",
+    "MAX_DEVIATION",
+    "Interval",
+    "Reach",
+    "combine",
+    "interval",
+    "reach_deviation",
+    "reach_warnings",
+]
 
 _Z80 = 1.2815515655446004
+
+MAX_DEVIATION = 1.0
+"""What is uncertain by more than this, a factor of 3.6 each way, is no answer."""
 
 FORM = 0.03
 """The model against a system it was calibrated on."""
 
 EVIDENCE = {"same system": 0.0, "same stack": 0.05, "other stack": 0.12, "other system": 0.15, "other framework": 0.20}
-"""How far a system may be from the calibrated ones: itself; another chassis of the same organisation with the same
-software; another round (a round of MLPerf brings 10 to 20 %); another organisation's; another framework."""
+"""How far one system may be from the mean of its like: itself; another chassis of the same organisation with the same
+software; another round (a round of MLPerf brings 10 to 20 %); another organisation's; another framework. It counts for
+the system that is predicted and, in the fit, for each stack that calibrates it: from a single one they are a root of
+two further apart, from many hardly more."""
 
 _PER_DOUBLING_WORKERS = 0.02
 _PER_DOUBLING_BATCH = 0.05

@@ -38,7 +38,7 @@ class PlannedRun:
     """What a run takes from a plan file; `text` is the file itself, kept with the run.
 
     overrides: those of the user, then the planner's, so that the planner's win. scale, epochs: None where the recipe is
-    taken as it is, and in files of versions that did not write them.
+    taken as it is, and in files of versions that did not write them (`knows_scale` tells the two apart).
     """
 
     recipe: str
@@ -49,6 +49,7 @@ class PlannedRun:
     text: str
     scale: str | None = None
     epochs: float | None = None
+    knows_scale: bool = False
 
 
 def plan_as_data(
@@ -73,7 +74,7 @@ def plan_as_data(
         assumed = epochs = math.ceil(10 * chosen.epochs.middle - 1e-6) / 10
     settings: dict[str, Any] = {
         "comm.algorithm": chosen.candidate.algorithm,
-        "comm.bucket_mb": bucket if math.isfinite(bucket) else _whole_gradient_mb(workload),
+        "comm.bucket_mb": bucket if math.isfinite(bucket) else workload.bucket_mb_of_all,
         _BATCH: int(stages_text) if stages_text.isdigit() else stages_text,
         "train.epochs": assumed,
         "train.ghost_batch": chosen.ghost_batch,
@@ -93,6 +94,8 @@ def plan_as_data(
         "candidates": [prediction_as_data(one) for one in result.candidates],
         "front": [result.candidates.index(one) for one in result.front],
         "num_considered": result.num_considered,
+        "left_out": list(result.left_out),
+        "binding": result.binding,
         "would_help": [_help(one) for one in result.helps],
     }
 
@@ -124,7 +127,7 @@ def prediction_as_data(one: Prediction) -> dict[str, Any]:
         "node_hours": _interval(one.node_hours),
         "cost": _interval(one.cost) if one.cost else None,
         "currency": one.currency,
-        "binding": one.binding,
+        "largest_part": one.largest_part,
         "warnings": list(one.warnings),
         "notes": list(one.notes),
     }
@@ -158,6 +161,7 @@ def read_plan(path: str | Path) -> PlannedRun:
             text,
             None if scale is None else str(scale),
             None if epochs is None else float(epochs),
+            "scale" in content,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"plan '{path}' is damaged ({error}); write it anew with `megabatch plan --output`") from None
@@ -186,9 +190,10 @@ def follow(
         raise ConfigError(
             f"plan '{path}' is for recipe '{planned.recipe}', '{recipe}' was given; plan that one, or train the other"
         )
-    if scale is not None and planned.scale is not None and scale != planned.scale:
+    if scale is not None and planned.knows_scale and scale != planned.scale:
+        made = f"--scale {planned.scale}" if planned.scale else "the recipe as it is"
         raise ConfigError(
-            f"plan '{path}' is for --scale {planned.scale}, {scale} was given; plan that one, or leave --scale out"
+            f"plan '{path}' is for {made}, --scale {scale} was given; plan that one, or leave --scale out"
         )
     assert planned.workers is not None
     launched = any(name in environ for name in ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK"))
@@ -235,9 +240,4 @@ def _part(one: Prediction, *names: str) -> dict[str, float]:
 
 
 def _help(one: Help) -> dict[str, Any]:
-    return {"what": one.what, "gain": one.gain}
-
-
-def _whole_gradient_mb(workload: Workload) -> float:
-    """A bucket that holds everything, in whole MB."""
-    return float(math.ceil(workload.gradient_bytes / 2**20) + 1)
+    return {"what": one.what, "gain": one.gain, "binding": one.binding}

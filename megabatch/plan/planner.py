@@ -13,18 +13,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megabatch.errors import ConfigError, MegabatchError
-from megabatch.plan.calibrate import StepFit
 from megabatch.plan.cluster import Cluster
 from megabatch.plan.convergence import ConvergenceLaw
 from megabatch.plan.helps import INITIALISATION, Help, what_would_help
 from megabatch.plan.predict import Prediction, predict
 from megabatch.plan.search import DRAW, Space, best_batch, best_candidates
+from megabatch.plan.step import Candidate
+from megabatch.plan.step_fit import StepFit
 from megabatch.plan.workload import Workload
 from megabatch.schedule.batch import BatchStages
 
 __all__ = ["Goal", "PlanResult", "plan", "worker_counts"]
 
 _LARGEST_SEARCH = 4096
+_NO_GAIN = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +61,10 @@ class PlanResult:
     @property
     def binding(self) -> str:
         """What binds the whole, and what the training by itself where that is something else."""
-        helps = [one.binding for one in self.helps if one.gain > 0] or [self.chosen.binding]
+        helps = [one.binding for one in self.helps if one.gain > _NO_GAIN] or [self.chosen.largest_part]
         if helps[0] != INITIALISATION:
             return helps[0]
-        return f"{INITIALISATION} (the training itself by {next((one for one in helps[1:]), self.chosen.binding)})"
+        return f"{INITIALISATION} (the training itself by {helps[1] if len(helps) > 1 else self.chosen.largest_part})"
 
 
 def plan(
@@ -82,37 +84,68 @@ def plan(
         ConfigError: nothing fits, with the reason of the last refusal; or the goal cannot be met, with the nearest.
     """
     space = space or Space()
-    found: list[tuple[Prediction, BatchStages]] = []
+    found: list[tuple[Prediction, Workload]] = []
     considered = 0
-    left_out: dict[str, None] = {}
+    left_out: dict[str, str] = {}
     for count in workers:
-        for stages in batches or (workload.stages,):
-            load = workload.with_batch(stages)
+        loads = [workload.with_batch(stages) for stages in batches] or [workload]
+        best: list[Candidate] = []
+        for load in loads:
+            what = f"{count:,} workers" + (f", batch {load.stages}" if len(loads) > 1 else "")
             try:
                 cluster.check_holds(count)
                 best, tried = best_candidates(cluster, load, count, space, law, fit)
-                found += [(predict(cluster, load, one, law=law, fit=fit), stages) for one in best]
                 considered += tried
-                if law is None or batches:
-                    continue
-                other, tried = best_batch(cluster, load, best, law, fit)
-                considered += tried
-                if other != stages:
-                    load = workload.with_batch(other)
-                    best, tried = best_candidates(cluster, load, count, space, law, fit)
-                    considered += tried
-                    found += [(predict(cluster, load, one, law=law, fit=fit), other) for one in best]
             except MegabatchError as error:
-                left_out[f"{count:,} workers: {error}"] = None
+                left_out[what] = str(error)
+                continue
+            for one in best:
+                _predict_into(found, left_out, cluster, load, one, law, fit)
+        if law is not None and not batches and count <= cluster.max_workers:
+            try:
+                load, tried = best_batch(cluster, workload, count, best, space, law, fit)
+                considered += tried
+                if load is not workload:
+                    again, tried = best_candidates(cluster, load, count, space, law, fit)
+                    considered += tried
+                    for one in again:
+                        _predict_into(found, left_out, cluster, load, one, law, fit)
+            except MegabatchError as error:
+                left_out[f"{count:,} workers"] = str(error)
     if not found:
-        raise ConfigError(next(reversed(left_out)).partition(": ")[2] if left_out else "nothing to try; name workers")
-    found.sort(key=lambda one: one[0].total.middle / (DRAW if one[0].candidate.algorithm == "backend" else 1.0))
+        raise ConfigError(list(left_out.values())[-1] if left_out else "nothing to try; name workers")
+    found.sort(key=lambda one: one[0].training.middle / (DRAW if one[0].candidate.algorithm == "backend" else 1.0))
     predictions = [one for one, _ in found]
     chosen, reason = _choose(predictions, goal)
-    stages = next(stages for one, stages in found if one is chosen)
-    helps = what_would_help(cluster, workload.with_batch(stages), chosen, law, fit)
-    front = tuple(_front(predictions))
-    return PlanResult(chosen, stages, tuple(predictions), front, tuple(helps), considered, reason, tuple(left_out))
+    load = next(load for one, load in found if one is chosen)
+    helps = what_would_help(cluster, load, chosen, law, fit)
+    served = {f"{one.candidate.workers:,} workers" for one in predictions}
+    return PlanResult(
+        chosen,
+        load.stages,
+        tuple(predictions),
+        tuple(_front(predictions)),
+        tuple(helps),
+        considered,
+        reason,
+        tuple(f"{what}: {why}" for what, why in left_out.items() if what not in served),
+    )
+
+
+def _predict_into(
+    found: list[tuple[Prediction, Workload]],
+    left_out: dict[str, str],
+    cluster: Cluster,
+    load: Workload,
+    candidate: Candidate,
+    law: ConvergenceLaw | None,
+    fit: StepFit | None,
+) -> None:
+    """One more prediction, or the reason why there is none: an algorithm that cannot be told leaves the others."""
+    try:
+        found.append((predict(cluster, load, candidate, law=law, fit=fit), load))
+    except MegabatchError as error:
+        left_out[f"{candidate.workers:,} workers, {candidate.algorithm}"] = str(error)
 
 
 def worker_counts(cluster: Cluster, text: str | None) -> list[int]:
@@ -125,7 +158,7 @@ def worker_counts(cluster: Cluster, text: str | None) -> list[int]:
         if cluster.calibration is not None:
             return [cluster.calibration.shape.num_ranks]
         if cluster.measured_here:
-            return _doubling(1, os.cpu_count() or 1)
+            return _doubling(1, cluster.measured_workers or os.cpu_count() or 1)
         return _doubling(cluster.workers_per_node, int(min(cluster.max_workers, _LARGEST_SEARCH)))
     try:
         if ".." in text:
@@ -160,7 +193,7 @@ def _choose(found: Sequence[Prediction], goal: Goal) -> tuple[Prediction, str]:
         sure = "" if chosen.training.high <= goal.deadline_seconds else " by the middle, not by the whole interval"
         return chosen, f"cheapest within {goal.deadline_seconds:,.0f} s{sure}"
     what = f"fastest for at most {goal.budget:,.2f}" if math.isfinite(goal.budget) else "least time"
-    if within[0].total.middle > min(one.total.middle for one in within):
+    if within[0].training.middle > min(one.training.middle for one in within):
         what += "; the backend's own all-reduce, as the fastest is not 1 % better"
     return within[0], what
 

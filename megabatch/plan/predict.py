@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from megabatch.errors import ConfigError
-from megabatch.plan.calibrate import StepFit
 from megabatch.plan.cluster import Cluster
 from megabatch.plan.convergence import ConvergenceLaw, Epochs
-from megabatch.plan.interval import Interval, combine, interval
+from megabatch.plan.interval import MAX_DEVIATION, Interval, combine, interval
 from megabatch.plan.step import Candidate, StepTime, step_deviation, step_notes, step_time, step_warnings
+from megabatch.plan.step_fit import StepFit
 from megabatch.plan.workload import Workload
 
 __all__ = ["Prediction", "expected_seconds", "failure_seconds", "predict"]
@@ -29,7 +29,6 @@ _OTHER_TIMES = 0.5
 _YEAR_SECONDS = 365.25 * 86400
 _LONGEST_SECONDS = 100 * _YEAR_SECONDS
 _FEWEST_UPDATES = 3
-_MAX_DEVIATION = 1.0
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Prediction:
     node_hours: Interval
     cost: Interval | None
     currency: str
-    binding: str
+    largest_part: str
     warnings: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
@@ -78,19 +77,13 @@ def predict(
     cluster.check_holds(candidate.workers)
     candidate.grid.check_fits(candidate.workers)
     epochs = law.for_stages(workload.stages) if law else Epochs(workload.epochs, 0.0)
-    counts = [count for count in workload.updates_by_stage(epochs.epochs) if count[1]]
-    num_updates = sum(number for _, number in counts)
-    if num_updates < _FEWEST_UPDATES:
-        raise ConfigError(
-            f"{epochs.epochs:g} epochs of {workload.num_train:,} pictures make {num_updates} updates of "
-            f"{workload.stages}, which trains nothing; give more epochs or a smaller batch"
-        )
+    counts = _counts(workload, epochs.epochs)
     steps = {batch: step_time(cluster, workload, candidate, batch, fit) for batch, _ in counts}
     main_batch = max(counts, key=lambda count: count[1])[0]
     step = steps[main_batch]
     deviations = {batch: step_deviation(cluster, workload, candidate, batch, fit) for batch, _ in counts}
     deviation = deviations[main_batch]
-    if deviation > _MAX_DEVIATION:
+    if deviation > MAX_DEVIATION:
         raise ConfigError(
             f"the step on {candidate.workers:,} workers would be uncertain by a factor of "
             f"{math.exp(1.28 * deviation):.1f} each way, which says nothing; calibrate nearer to it"
@@ -99,10 +92,12 @@ def predict(
     in_clock = sum(seconds for name, seconds in parts.items() if name != "initialisation")
     # Stages are wrong together, if they are: their deviations add as they are, not in squares.
     of_updates = sum(number * steps[batch].seconds * deviations[batch] for batch, number in counts) / parts["updates"]
+    of_failures = cluster.node_mtbf_seconds.relative_deviation if cluster.node_mtbf_seconds else 0.0
     clock_deviation = combine(
         parts["updates"] / in_clock * combine(of_updates, epochs.deviation),
         parts["first updates"] / in_clock * cluster.first_updates_seconds.relative_deviation,
-        (parts["evaluation"] + parts["failures"]) / in_clock * _OTHER_TIMES,
+        parts["evaluation"] / in_clock * _OTHER_TIMES,
+        parts["failures"] / in_clock * combine(_OTHER_TIMES, of_failures),
     )
     total_seconds = in_clock + parts["initialisation"]
     if total_seconds > _LONGEST_SECONDS:
@@ -115,7 +110,7 @@ def predict(
         in_clock / total_seconds * clock_deviation, parts["initialisation"] / total_seconds * initialisation
     )
     total = interval(total_seconds, total_deviation)
-    nodes = -(-candidate.workers // cluster.workers_per_node)
+    nodes = cluster.nodes_of(candidate.workers)
     price, hours = cluster.price_per_node_hour, total_seconds * nodes / 3600
     cost = interval(hours * price.value, combine(total_deviation, price.relative_deviation)) if price else None
     warnings = [text for batch, _ in counts for text in step_warnings(cluster, workload, candidate, batch, fit)]
@@ -132,14 +127,14 @@ def predict(
         images_per_second=Interval(main_batch / one_step.middle, main_batch / one_step.high, main_batch / one_step.low),
         efficiency=step.efficiency,
         epochs=interval(epochs.epochs, epochs.deviation),
-        updates=num_updates,
+        updates=sum(number for _, number in counts),
         time_parts=parts,
         training=interval(in_clock, clock_deviation),
         total=total,
         node_hours=total.times(nodes / 3600),
         cost=cost,
         currency=cluster.currency,
-        binding=_binding(step, parts, total_seconds),
+        largest_part=step.largest_part,
         warnings=tuple(dict.fromkeys([*warnings, *epochs.warnings])),
         notes=tuple(dict.fromkeys(notes)),
     )
@@ -154,7 +149,7 @@ def expected_seconds(
 ) -> float:
     """The middle of the total alone, for comparing many candidates."""
     epochs = law.for_stages(workload.stages).epochs if law else workload.epochs
-    counts = [count for count in workload.updates_by_stage(epochs) if count[1]]
+    counts = _counts(workload, epochs)
     steps = {batch: step_time(cluster, workload, candidate, batch, fit) for batch, _ in counts}
     return sum(_time_parts(cluster, workload, candidate, epochs, counts, steps).values())
 
@@ -176,6 +171,22 @@ def failure_seconds(cluster: Cluster, num_nodes: int, run_seconds: float) -> flo
     return writes + run_seconds / between * (length / 2 + restart)
 
 
+def _counts(workload: Workload, epochs: float) -> list[tuple[int, int]]:
+    """(total batch, updates) of every stage that makes any.
+
+    Raises:
+        ConfigError: hardly an update is made.
+    """
+    counts = [count for count in workload.updates_by_stage(epochs) if count[1]]
+    num_updates = sum(number for _, number in counts)
+    if num_updates < _FEWEST_UPDATES:
+        raise ConfigError(
+            f"{epochs:g} epochs of {workload.num_train:,} pictures make {num_updates} updates of {workload.stages}, "
+            "which trains nothing; give more epochs or a smaller batch"
+        )
+    return counts
+
+
 def _time_parts(
     cluster: Cluster,
     workload: Workload,
@@ -189,7 +200,7 @@ def _time_parts(
     main = steps[max(counts, key=lambda count: count[1])[0]]
     forward = (1 - cluster.compute.backward_share) * main.parts["compute"] / main.local_batch
     evaluation = num_evaluations * math.ceil(workload.num_val / candidate.workers) * forward
-    nodes = -(-candidate.workers // cluster.workers_per_node)
+    nodes = cluster.nodes_of(candidate.workers)
     return {
         "initialisation": cluster.initialisation_seconds.value,
         "first updates": cluster.first_updates_seconds.value,
@@ -197,9 +208,3 @@ def _time_parts(
         "evaluation": evaluation,
         "failures": failure_seconds(cluster, nodes, updates + evaluation),
     }
-
-
-def _binding(step: StepTime, parts: Mapping[str, float], total_seconds: float) -> str:
-    if parts["initialisation"] > 0.5 * total_seconds:
-        return f"initialisation (an update by {step.binding})"
-    return step.binding

@@ -11,14 +11,14 @@ from pathlib import Path
 from megabatch.comm.phases import ALGORITHMS
 from megabatch.comm.shape import parse_grid
 from megabatch.errors import ConfigError, nearest
-from megabatch.plan.calibrate import fit_as_data
 from megabatch.plan.cluster import cluster_names, load_cluster
 from megabatch.plan.convergence import MLPERF_TARGET, ConvergenceLaw, mlperf_law, read_study
 from megabatch.plan.evidence import Evidence, gather
 from megabatch.plan.planfile import plan_as_data
 from megabatch.plan.planner import Goal, PlanResult, plan, worker_counts
 from megabatch.plan.search import Space
-from megabatch.plan.workload import Workload, workload_of
+from megabatch.plan.step_fit import fit_as_data
+from megabatch.plan.workload import IMAGENET_TRAIN, Workload, workload_of
 from megabatch.report.record import write_atomically
 from megabatch.schedule.batch import BatchStages, parse_stages
 
@@ -130,7 +130,7 @@ def run(request: PlanRequest) -> Answer:
         _goal(request),
         batches=batches,
         space=Space(request.algorithms, parse_grid(request.grid) if request.grid else None, request.bucket_mb),
-        law=_law(request),
+        law=_law(request, workload),
         fit=evidence.fit,
     )
     return Answer(result, evidence, workload)
@@ -163,10 +163,15 @@ def _goal(request: PlanRequest) -> Goal:
     return Goal(request.objective, deadline, request.budget or math.inf)
 
 
-def _law(request: PlanRequest) -> ConvergenceLaw | None:
+def _law(request: PlanRequest, workload: Workload) -> ConvergenceLaw | None:
     target = None if request.target is None else request.target / 100 if request.target > 1 else request.target
     if target is not None and not 0 < target < 1:
         raise ConfigError(f"target {request.target:g} is no accuracy; give top-1 in per cent, such as 75.9")
+    if target is not None and request.epochs is not None:
+        raise ConfigError(
+            f"--epochs {request.epochs:g} and --target {request.target:g} were given: a target takes as many epochs as "
+            "it takes; leave one of them out"
+        )
     if request.study is not None:
         return read_study(request.study, target)
     if target is None:
@@ -175,6 +180,11 @@ def _law(request: PlanRequest) -> ConvergenceLaw | None:
         raise ConfigError(
             f"target {100 * target:g} % is not the {100 * MLPERF_TARGET:g} % of the stored convergence points, which "
             "say nothing about it; give your own runs with --study, or leave --target out to count the recipe's epochs"
+        )
+    if (workload.model, workload.num_train) != ("resnet50", IMAGENET_TRAIN):
+        raise ConfigError(
+            f"the stored convergence points are of resnet50 on ImageNet's {IMAGENET_TRAIN:,} pictures, the recipe "
+            f"trains {workload.model} on {workload.num_train:,}; give your own runs with --study, or leave --target out"
         )
     return mlperf_law()
 

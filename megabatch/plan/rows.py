@@ -98,12 +98,13 @@ def read_rows(path: str | Path) -> tuple[list[Row], list[str]]:
         DataError: no such table, a value that cannot be, or rows that contradict each other.
     """
     try:
-        with open(path, encoding="utf-8", newline="") as file:
+        with open(path, encoding="utf-8-sig", newline="") as file:  # spreadsheets put a mark in front
             reader = csv.DictReader(file)
+            reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+            columns = set(reader.fieldnames)
             table = [(reader.line_num, cells) for cells in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"'{path}' cannot be read ({error}); give a CSV of measured systems") from None
-    columns = {str(name) for name in table[0][1]} if table else set()
     if not {"N", "step_ms"} <= columns or not columns & {"local_b", "gbs"}:
         raise DataError(
             f"'{path}' has columns {', '.join(sorted(columns)) or 'none'}; needed are N, step_ms and local_b or gbs"

@@ -14,6 +14,7 @@ from typing import Any
 
 from megabatch.config import Config
 from megabatch.errors import DataError
+from megabatch.plan.ghosts import busiest_passes
 from megabatch.plan.workload import Layer
 from megabatch.recipes import config_from_toml
 from megabatch.report.plan_compare import LEFT_OUT_UPDATES
@@ -40,6 +41,7 @@ class RunTimes:
     device: str
     workers: int
     layers: tuple[Layer, ...] | None
+    image_size: int
 
 
 def read_run_times(folder: Path) -> RunTimes:
@@ -61,7 +63,7 @@ def read_run_times(folder: Path) -> RunTimes:
             _number(row.get(name)) for name in ("compute_seconds", "batch_total", "backward_seconds")
         )
         if compute and batch:
-            seconds.append(compute / max(1, math.ceil(batch / ghost / workers)))
+            seconds.append(compute / busiest_passes(int(batch), ghost, workers))
             shares.append(backward / compute)
     if len(seconds) < _FEWEST_UPDATES:
         raise DataError(
@@ -79,6 +81,7 @@ def read_run_times(folder: Path) -> RunTimes:
         str(environment.get("device", "")),
         workers,
         _layers(environment.get("layers")),
+        config.data.image_size,
     )
 
 

@@ -1,8 +1,9 @@
 """The space a plan is chosen from: all-reduce algorithms, grids, bucket sizes, and total batches by stages.
 
 Total batches compete only where epochs by batch are known (a convergence law): without one a larger batch would always
-seem better. They are the recipe's own, halved and doubled (the shape of its stages kept); an even number of ghost
-batches a worker; and the same with a doubling after a third of the way.
+seem better. They are the recipe's own and a ladder over the known range, the best rung refined: whole ghost batches,
+or the same number of pictures for every worker, each constant or doubled after a third of the way, and the recipe's
+own stages at that size.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from dataclasses import dataclass, replace
 from megabatch.comm.phases import ALGORITHMS
 from megabatch.comm.shape import GridShape, near_square
 from megabatch.errors import ConfigError, MegabatchError
-from megabatch.plan.calibrate import StepFit
 from megabatch.plan.cluster import Cluster
 from megabatch.plan.convergence import ConvergenceLaw
 from megabatch.plan.predict import expected_seconds
 from megabatch.plan.step import Candidate, ghost_of
+from megabatch.plan.step_fit import StepFit
 from megabatch.plan.workload import Workload
 from megabatch.schedule.batch import BatchStages
 
-__all__ = ["BUCKETS_MB", "DRAW", "FLAT_ALGORITHMS", "Space", "best_batch", "best_candidates", "grids_of"]
+__all__ = ["BUCKETS_MB", "DRAW", "FLAT_ALGORITHMS", "Space", "best_batch", "best_candidates", "grids_of", "loads_near"]
 
 BUCKETS_MB = (1.0, 2.0, 4.0, 8.0, 16.0, 25.0, 50.0, 100.0, math.inf)
 FLAT_ALGORITHMS = ("ring", "halving_doubling", "backend")
@@ -33,7 +34,8 @@ DRAW = 1.01
 """A gain of less than this is no reason to leave what plain DDP does."""
 
 _MANY_WORKERS = 65_536
-_GHOSTS_A_WORKER = (0.125, 0.25, 0.5, 1, 2, 4, 8, 16)
+_FINER = (0.75, 0.84, 0.92, 1.08, 1.19, 1.33)
+"""Around the best rung of the ladder, whose rungs are a root of two apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ def best_candidates(
     names = space.algorithms or (LIBRARY_ALGORITHMS if cluster.backend == "nccl" else tuple(ALGORITHMS))
     buckets = (space.bucket_mb,) if space.bucket_mb else BUCKETS_MB
     ghost = ghost_of(cluster, workload, workers, fit)
+    start = cluster.initialisation_seconds.value  # all have it alike: what is a draw is decided without it
     best: list[tuple[float, Candidate]] = []
     tried, refusal = 0, ""
     for name in names if workers > 1 else ("backend",):
@@ -71,7 +74,7 @@ def best_candidates(
                 tried += 1
                 try:
                     shape.check_fits(workers)
-                    mine.append((expected_seconds(cluster, workload, candidate, law, fit), candidate))
+                    mine.append((expected_seconds(cluster, workload, candidate, law, fit) - start, candidate))
                 except MegabatchError as error:
                     refusal = str(error)
         if mine:
@@ -86,29 +89,74 @@ def best_candidates(
 def best_batch(
     cluster: Cluster,
     workload: Workload,
+    workers: int,
     candidates: Sequence[Candidate],
+    space: Space,
     law: ConvergenceLaw,
     fit: StepFit | None = None,
-) -> tuple[BatchStages, int]:
-    """The total batch that reaches the target soonest on these workers, and how many were tried.
+) -> tuple[Workload, int]:
+    """The workload at the total batch that reaches the target soonest on these workers, and how many were tried.
 
-    `candidates` are the best ways to run the recipe's own batch; a way that suits it suits its neighbours, so a whole
-    search is made again only for the batch that wins.
+    `candidates` are the best ways to run the recipe's own batch, none when it cannot be run. One of them suits other
+    batches too, so a whole search is made again only for the batch that wins.
+
+    Raises:
+        ConfigError: no batch with known convergence fits the workers.
     """
-    workers = candidates[0].workers
-    least, found, tried = math.inf, workload.stages, 0
-    for stages in (workload.stages, *_batches(workload, workers, law)):
-        load = workload.with_batch(stages)
-        try:
-            ghost = ghost_of(cluster, load, workers, fit)
-            times = [expected_seconds(cluster, load, replace(one, ghost_batch=ghost), law, fit) for one in candidates]
-        except MegabatchError:
-            continue
-        tried += len(times)
-        # The recipe's own batch comes first and is not left for a draw.
-        if min(times) * (DRAW if math.isfinite(least) else 1.0) < least:
-            least, found = min(times), stages
-    return found, tried
+    tried = 0
+    priced: list[tuple[float, Workload]] = []
+    steps = [2 ** (step / 2) for step in range(40)]
+    ladder = [law.batches[0] / 2 * step for step in steps if law.batches[0] / 2 * step <= law.batches[1]]
+    loads = [workload, *(load for total in ladder for load in loads_near(workload, workers, total, law))]
+    for finer in (False, True):
+        for load in loads:
+            try:
+                if not candidates:
+                    candidates, more = best_candidates(cluster, load, workers, space, law, fit)
+                    tried += more
+                ghost = ghost_of(cluster, load, workers, fit)
+                ways = [replace(one, ghost_batch=ghost) for one in candidates]
+                priced.append((min(expected_seconds(cluster, load, way, law, fit) for way in ways), load))
+                tried += len(ways)
+            except MegabatchError:
+                continue
+        if not priced:
+            raise ConfigError(
+                f"no total batch from {law.batches[0] / 2:,.0f} to {law.batches[1]:,.0f}, whose convergence is known, "
+                f"fits {workers:,} workers; ask for fewer, or give batches with --batch"
+            )
+        if not finer:
+            best = min(priced, key=lambda one: one[0])[1].stages.batch_totals[0]
+            loads = [load for part in _FINER for load in loads_near(workload, workers, part * best, law)]
+    least, found = min(priced, key=lambda one: one[0])
+    own, start = next((one for one, load in priced if load is workload), math.inf), cluster.initialisation_seconds.value
+    return (workload if own - start < DRAW * (least - start) else found), tried
+
+
+def loads_near(workload: Workload, workers: int, batch_total: float, law: ConvergenceLaw) -> list[Workload]:
+    """The recipe near a total batch, where convergence is known: constant, and doubled after a third of the way.
+
+    Either whole ghost batches, wherever they fall, or as many pictures for every worker, with a smaller ghost where
+    that is needed; and the recipe's own stages at that size.
+    """
+    own, ghost = workload.stages, workload.ghost_batch
+    whole = max(1, round(batch_total / ghost)) * ghost
+    share = batch_total / workers
+    even = max(1, round(share / ghost)) * ghost if share >= ghost else max(2, 2 * round(share / 2))
+    sizes = {(whole, ghost), (even * workers, min(ghost, even))}
+    found = []
+    for total, size in sorted(sizes):
+        third = float(round(law.at(total).epochs / 3))
+        found += [workload.with_batch(BatchStages((0.0,), (total,)), size)]
+        found += [workload.with_batch(BatchStages((0.0, third), (total, 2 * total)), size)]
+    if len(own.batch_totals) > 1:
+        factor = batch_total / own.batch_totals[0]
+        totals = tuple(max(1, round(factor * total / ghost)) * ghost for total in own.batch_totals)
+        found.append(workload.with_batch(BatchStages(own.from_epochs, totals)))
+    least, most = law.batches
+    return [
+        load for load in found if least / 2 <= load.stages.batch_totals[0] and max(load.stages.batch_totals) <= most
+    ]
 
 
 def grids_of(workers: int) -> list[GridShape]:
@@ -118,23 +166,6 @@ def grids_of(workers: int) -> list[GridShape]:
         sizes = sizes[-6:]
     pairs = {(rows, workers // rows) for rows in sizes} | {(workers // rows, rows) for rows in sizes}
     return [GridShape(pair) for pair in sorted(pairs)] or [GridShape((1, workers))]
-
-
-def _batches(workload: Workload, workers: int, law: ConvergenceLaw) -> list[BatchStages]:
-    """Total batches whose convergence is known, besides the recipe's own."""
-    own, ghost = workload.stages, workload.ghost_batch
-    found = [
-        BatchStages(own.from_epochs, tuple(int(total * factor) for total in own.batch_totals))
-        for factor in (0.25, 0.5, 2, 4)
-        if all(total * factor % ghost == 0 for total in own.batch_totals)
-    ]
-    for share in _GHOSTS_A_WORKER:
-        total = int(workers * ghost * share)
-        if total >= 2 * workers and total % ghost == 0:
-            third = round(law.at(total).epochs / 3)
-            found += [BatchStages((0.0,), (total,)), BatchStages((0.0, float(third)), (total, 2 * total))]
-    least, most = law.batches
-    return [one for one in found if least / 2 <= min(one.batch_totals) and max(one.batch_totals) <= most]
 
 
 def _least(priced: Sequence[tuple[float, Candidate]], usual_mb: float) -> tuple[float, Candidate]:

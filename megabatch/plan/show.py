@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from megabatch.plan.calibrate import PARAMETERS, StepFit
 from megabatch.plan.evidence import Evidence
 from megabatch.plan.interval import Interval
 from megabatch.plan.planner import PlanResult
 from megabatch.plan.predict import Prediction
 from megabatch.plan.search import FLAT_ALGORITHMS
+from megabatch.plan.step_fit import PARAMETERS, StepFit
 from megabatch.plan.workload import Workload
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def print_plan(result: PlanResult, evidence: Evidence, workload: Workload, conso
     out.print()
     out.print(_candidates(result))
     for text in result.left_out:
-        out.print(f"[yellow]left out:[/yellow] {escape(text)}")
+        _print_note(out, "left out", text)
     flat = chosen.candidate.algorithm in FLAT_ALGORITHMS
     grid = "" if flat else f"grid {chosen.candidate.grid.text}, "
     out.print(f"\n[bold]Choice[/bold] ({result.reason})")
@@ -54,7 +55,8 @@ def print_plan(result: PlanResult, evidence: Evidence, workload: Workload, conso
     _print_bars(out, chosen.step_parts, chosen.step.middle)
     out.print(f"[bold]The whole run[/bold], {duration(chosen.total.middle)}")
     _print_bars(out, chosen.time_parts, chosen.total.middle)
-    out.print(f"[bold]Bound by[/bold] {result.binding}; of the total time would save")
+    out.print(f"[bold]Bound by[/bold] {result.binding}")
+    out.print("Of the total time would save")
     for one in [one for one in result.helps if one.gain >= 0.005][:4]:
         out.print(f"  {one.gain:>4.0%}  {one.what}")
     _print_reservations(out, result, evidence, workload)
@@ -75,19 +77,20 @@ def print_check(check: Crosscheck, console: Console | None = None) -> None:
     out.print(table)
 
 
-def duration(seconds: float) -> str:
-    """Seconds for people: "45.3 s", "12.4 min", "3.2 h", "2.1 days", "4.0 years"."""
+def duration(seconds: float, like: float | None = None) -> str:
+    """Seconds for people: "45.3 s", "12.4 min", "3.2 h", "2.1 days", "4.0 years"; in the unit of `like`, if given."""
+    size = seconds if like is None else like
     for unit, factor in (("years", 365.25 * 86400.0), ("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= 1.5 * factor:
+        if size >= 1.5 * factor:
             return f"{seconds / factor:,.1f} {unit}"
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+    return f"{seconds:.1f} s" if size >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
 def _print_fit(out: Console, fit: StepFit) -> None:
     """The parameters of a fit with their deviations, and which of them the rows leave to the prior."""
     units = {"per_picture": ("us a picture", 1e6), "scatter": ("us a picture", 1e6), "evaluation": ("s", 1.0)}
     for name, value, deviation in zip(PARAMETERS, fit.parameters, fit.deviations, strict=True):
-        if name == "evaluation" and not any(row.contains_evaluation for row in fit.rows):
+        if name == "evaluation" and not fit.logs_contain_evaluation:
             continue
         unit, factor = units.get(name, ("ms", 1e3))
         remark = "  not determined by the rows: the prior" if name in fit.undetermined else ""
@@ -97,15 +100,18 @@ def _print_fit(out: Console, fit: StepFit) -> None:
 def _print_reservations(out: Console, result: PlanResult, evidence: Evidence, workload: Workload) -> None:
     """What widens the interval, what else to know, and what counts as free because nobody said."""
     for text in result.chosen.warnings:
-        out.print(f"[yellow]wider interval:[/yellow] {escape(text)}")
+        _print_note(out, "wider interval", text)
     if result.stages != workload.stages:
-        out.print(f"[yellow]note:[/yellow] the recipe's rates are for {workload.stages}: another batch needs its own")
+        _print_note(out, "note", f"the recipe's rates are for {workload.stages}: another batch needs its own")
     for text in result.chosen.notes:
-        out.print(f"[yellow]note:[/yellow] {escape(text)}")
+        _print_note(out, "note", text)
     if evidence.cluster.unknown:
-        out.print(
-            f"[yellow]note:[/yellow] not in the cluster file, counted as free: {', '.join(evidence.cluster.unknown)}"
-        )
+        _print_note(out, "note", f"not in the cluster file, counted as free: {', '.join(evidence.cluster.unknown)}")
+
+
+def _print_note(out: Console, label: str, text: str) -> None:
+    lines = textwrap.wrap(f"{label}: {text}", max(60, out.width), subsequent_indent="  ")
+    out.print(escape("\n".join(lines)).replace(f"{label}:", f"[yellow]{label}:[/yellow]", 1))
 
 
 def _workers(one: Prediction) -> str:
@@ -150,31 +156,32 @@ def _worth_showing(result: PlanResult) -> Sequence[Prediction]:
 
 def _print_facts(out: Console, chosen: Prediction) -> None:
     facts = [
-        ("training", _spread(chosen.training, duration), "from the first update to the last evaluation"),
-        ("with initialisation", _spread(chosen.total, duration), "what the bill counts"),
-        (
-            "update",
-            _spread(chosen.step, duration),
-            f"{chosen.local_batch:g} pictures a worker, {chosen.updates:,} updates",
-        ),
-        (
-            "images/s",
-            _spread(chosen.images_per_second, lambda value: f"{value:,.0f}"),
-            f"efficiency {chosen.efficiency:.0%} against a worker alone on the same pictures",
-        ),
-        ("epochs", _spread(chosen.epochs, lambda value: f"{value:.3g}"), ""),
-        ("node hours", _spread(chosen.node_hours, lambda value: f"{value:,.3g}"), ""),
+        ("training", _time(chosen.training), "first update to last evaluation"),
+        ("with initialisation", _time(chosen.total), "what the bill counts"),
+        ("update", _time(chosen.step), f"{chosen.local_batch:g} pictures a worker"),
+        ("updates", f"{chosen.updates:,}", ""),
+        ("images/s", _spread(chosen.images_per_second, "{:,.0f}"), ""),
+        ("efficiency", f"{chosen.efficiency:.0%}", "of a worker alone on the same pictures"),
+        ("epochs", _spread(chosen.epochs, "{:.3g}"), ""),
+        ("node hours", _spread(chosen.node_hours, "{:,.3g}"), ""),
     ]
     if chosen.cost is not None:
-        facts.append(("cost", _spread(chosen.cost, lambda value: f"{value:,.2f}"), escape(chosen.currency)))
+        facts.append(("cost", _spread(chosen.cost, "{:,.2f}"), escape(chosen.currency)))
     for name, value, remark in facts:
-        out.print(f"  {name:<20} {value:<34} [dim]{remark}[/dim]")
+        out.print(f"  {name:<20} {value:<{24 if remark else 0}} [dim]{remark}[/dim]".rstrip())
 
 
-def _spread(value: Interval, form: Callable[[float], str]) -> str:
+def _time(value: Interval) -> str:
+    """In one unit, that of the middle."""
+    middle, unit = duration(value.middle).rsplit(" ", 1)
+    low, high = (duration(one, value.middle).rsplit(" ", 1)[0] for one in (value.low, value.high))
+    return f"{middle} {unit} \\[{low} to {high}]"
+
+
+def _spread(value: Interval, form: str) -> str:
     if value.high <= value.low * (1 + 1e-9):
-        return form(value.middle)
-    return f"{form(value.middle)} [{form(value.low)} to {form(value.high)}]"
+        return form.format(value.middle)
+    return f"{form.format(value.middle)} \\[{form.format(value.low)} to {form.format(value.high)}]"
 
 
 def _print_bars(out: Console, parts: Mapping[str, float], whole: float) -> None:

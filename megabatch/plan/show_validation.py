@@ -51,8 +51,8 @@ def _table(rows: Sequence[RowResult]) -> Table:
             escape(row.row if len(row.row) <= 27 else f"{row.row[:25]}.."),
             f"{row.workers:,}",
             f"{row.local_batch:g}",
-            f"{row.measured_ms:.1f}",
-            f"{row.predicted_ms:.1f} \\[{row.low_ms:.1f} {row.high_ms:.1f}]",
+            f"{row.measured_ms:.4g}",
+            f"{row.predicted_ms:.4g} \\[{row.low_ms:.4g} {row.high_ms:.4g}]",
             f"{row.error:+.1%}",
             "yes" if row.covered else "NO",
         )

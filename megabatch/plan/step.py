@@ -19,23 +19,24 @@ from dataclasses import dataclass
 
 from megabatch.comm.shape import GridShape
 from megabatch.errors import ConfigError
-from megabatch.plan.calibrate import StepFit
-from megabatch.plan.cluster import KNOBS, Cluster
+from megabatch.plan.cluster import KNOBS, NETWORK_KNOBS, Cluster
 from megabatch.plan.cost import price_all_reduce
 from megabatch.plan.ghosts import busiest_passes, fitting_ghost
 from megabatch.plan.interval import Reach, combine, reach_deviation, reach_warnings
+from megabatch.plan.step_fit import StepFit
 from megabatch.plan.straggler import empirical_maximum, expected_maximum
-from megabatch.plan.workload import Workload, fill_buckets, model_layers
+from megabatch.plan.workload import Layer, Workload, fill_buckets, model_layers
 
 __all__ = [
     *("Candidate", "StepTime", "exposed_seconds", "ghost_of", "step_deviation", "step_notes", "step_time"),
     "step_warnings",
 ]
 
+ROWS_OF = ("resnet50", 224)
+"""What rows of systems train: the network of MLPerf's image classification, and the pixels a side of its pictures."""
 _OTHER_MODEL = 0.15
 _ROUGH_COLLECTIVES = 0.5
 """Relative deviation of what the rough formula of a backend's tree leaves exposed."""
-_SMALL = 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +55,14 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of an update and its parts; `binding` names the largest: "compute", "NIC", "latency", "stragglers"."""
+    """Seconds of an update and its parts; `largest_part`: "compute", "NIC", "latency", "stragglers", "loader"."""
 
     seconds: float
     parts: Mapping[str, float]
     communication_seconds: float
     local_batch: float
     ghost_batch: int
-    binding: str
+    largest_part: str
     alone_seconds: float
 
     @property
@@ -86,14 +87,13 @@ def step_time(
     workers = candidate.workers
     ghost = candidate.ghost_batch or ghost_of(cluster, workload, workers, fit)
     passes = busiest_passes(batch_total, ghost, workers)
-    nodes = -(-workers // cluster.workers_per_node)
-    one_pass = cluster.compute.seconds(ghost) * _model_factor(cluster, workload)
+    nodes = cluster.nodes_of(workers)
+    one_pass = cluster.compute.seconds(ghost) * _work_factor(cluster, workload)
     compute = passes * one_pass
     exposed, whole, link = exposed_seconds(cluster, workload, candidate, one_pass)
     if fit is not None:
-        backend = Candidate(workers, "backend", GridShape((1, workers)), workload.bucket_mb)
-        usual = exposed_seconds(cluster, workload, backend, one_pass)[0]
-        parts = fit.parts(ghost, workers, nodes, passes)
+        usual = _usually_exposed(cluster, workload, workers, one_pass)
+        parts = fit.parts(ghost, workers, nodes, passes, _work_factor(cluster, workload, fit))
         compute, straggler = parts["compute"], parts["stragglers"]
         exposed = max(0.0, parts["exposed communication"] + exposed - usual)
     elif cluster.straggler_ratios:
@@ -111,8 +111,8 @@ def step_time(
     if not math.isfinite(seconds) or seconds <= 0:
         raise ConfigError(f"the step comes out as {seconds} s, which cannot be; check the numbers of '{cluster.name}'")
     largest = max(of_step, key=lambda name: of_step[name])
-    binding = link if largest == "exposed communication" else largest
-    return StepTime(seconds, of_step, whole, passes * ghost, ghost, binding, compute)
+    largest = link if largest == "exposed communication" else largest
+    return StepTime(seconds, of_step, whole, passes * ghost, ghost, largest, compute)
 
 
 def exposed_seconds(
@@ -122,19 +122,41 @@ def exposed_seconds(
     if candidate.workers == 1:
         return 0.0, 0.0, "nothing"
     backward = cluster.compute.backward_share * pass_seconds
-    end = whole = 0.0
-    by_part: dict[str, float] = {}
-    known: dict[int, tuple[float, Mapping[str, float]]] = {}
-    for bucket in fill_buckets(workload.layers, workload.bytes_per_parameter, candidate.bucket_mb):
-        if bucket.num_bytes not in known:
-            price = price_all_reduce(cluster, candidate.algorithm, candidate.grid, bucket.num_bytes)
-            known[bucket.num_bytes] = price.seconds, price.parts
-        seconds, parts = known[bucket.num_bytes]
-        end = max(end, bucket.ready * backward) + seconds
-        whole += seconds
-        for name, part in parts.items():
-            by_part[name] = by_part.get(name, 0.0) + part
-    return max(0.0, end - backward), whole, max(by_part, key=lambda name: by_part[name])
+    priced = _priced_buckets(cluster, workload, candidate)
+    end = 0.0
+    for ready, seconds in priced.buckets:
+        end = max(end, ready * backward) + seconds
+    return max(0.0, end - backward), priced.seconds, priced.largest
+
+
+@dataclass(frozen=True, slots=True)
+class _PricedBuckets:
+    """(ready, seconds) of every bucket, the seconds of all, what takes most of them, and the layers they are of."""
+
+    buckets: tuple[tuple[float, float], ...]
+    seconds: float
+    largest: str
+    layers: tuple[Layer, ...]
+
+
+def _priced_buckets(cluster: Cluster, workload: Workload, candidate: Candidate) -> _PricedBuckets:
+    """Prices depend on neither batch nor pass: they are kept with the cluster, by the identity of the layers."""
+    name, grid, layers = candidate.algorithm, candidate.grid, workload.layers
+    key = (name, grid.sizes, candidate.bucket_mb, workload.bytes_per_parameter, id(layers))
+    if key not in cluster.kept:
+        cut = fill_buckets(layers, workload.bytes_per_parameter, candidate.bucket_mb)
+        prices = {size: price_all_reduce(cluster, name, grid, size) for size in {bucket.num_bytes for bucket in cut}}
+        by_part: dict[str, float] = {}
+        for bucket in cut:
+            for part, seconds in prices[bucket.num_bytes].parts.items():
+                by_part[part] = by_part.get(part, 0.0) + seconds
+        times = tuple((bucket.ready, prices[bucket.num_bytes].seconds) for bucket in cut)
+        largest = max(by_part, key=lambda part: by_part[part])
+        # The layers are kept too, so that nothing else can have their identity.
+        cluster.kept[key] = _PricedBuckets(times, sum(seconds for _, seconds in times), largest, layers)
+    found = cluster.kept[key]
+    assert isinstance(found, _PricedBuckets)
+    return found
 
 
 def step_deviation(
@@ -142,21 +164,32 @@ def step_deviation(
 ) -> float:
     """Relative standard deviation of `step_time`: every uncertain number of the cluster, and the model's form."""
     here = step_time(cluster, workload, candidate, batch_total, fit)
-    other_model = _OTHER_MODEL if cluster.compute.model != workload.model else 0.0
-    rough = 0.0
-    if _is_rough(cluster, candidate):
-        rough = _ROUGH_COLLECTIVES * here.parts["exposed communication"] / here.seconds
-    if fit is not None:
-        nodes, passes = -(-candidate.workers // cluster.workers_per_node), round(here.local_batch / here.ghost_batch)
-        return combine(fit.deviation(here.ghost_batch, candidate.workers, nodes, passes), other_model)
+    other_model = _OTHER_MODEL if _other_work(cluster, workload, fit) else 0.0
     squares = 0.0
-    for knob in KNOBS:
-        deviation = cluster.deviation(knob)
-        if deviation:
-            changed = step_time(cluster.changed(knob, _SMALL), workload, candidate, batch_total)
-            squares += (deviation * math.log(changed.seconds / here.seconds) / math.log(_SMALL)) ** 2
+    # A fit knows the step with the backend's own all-reduce; another's differs from it by what the links say.
+    for knob in KNOBS if fit is None else NETWORK_KNOBS:
+        # Both ways, and as far as it may be: a loader that hardly binds may bind much more.
+        if deviation := cluster.deviation(knob):
+            changed = [_changed(cluster, knob, math.exp(sign * deviation)) for sign in (1, -1)]
+            steps = [step_time(one, workload, candidate, batch_total, fit).seconds for one in changed]
+            squares += max(abs(math.log(seconds / here.seconds)) for seconds in steps) ** 2
+    rough = _ROUGH_COLLECTIVES * _rough_seconds(cluster, workload, candidate, here, fit) / here.seconds
+    if fit is not None:
+        nodes, passes = cluster.nodes_of(candidate.workers), round(here.local_batch / here.ghost_batch)
+        of_fit = fit.deviation(here.ghost_batch, candidate.workers, nodes, passes)
+        return combine(of_fit, math.sqrt(squares), rough, other_model)
     form = reach_deviation(_reach(cluster, candidate))
     return combine(math.sqrt(squares), form, cluster.compute.deviation(here.ghost_batch), other_model, rough)
+
+
+def _changed(cluster: Cluster, knob: str, factor: float) -> Cluster:
+    """`Cluster.changed`, kept: every candidate asks for the same ones, and they keep their prices."""
+    key = ("changed", knob, factor)
+    if key not in cluster.kept:
+        cluster.kept[key] = cluster.changed(knob, factor)
+    found = cluster.kept[key]
+    assert isinstance(found, Cluster)
+    return found
 
 
 def step_warnings(
@@ -164,15 +197,13 @@ def step_warnings(
 ) -> list[str]:
     """What makes the interval wide, for people."""
     here = step_time(cluster, workload, candidate, batch_total, fit)
-    found = []
-    if cluster.compute.model != workload.model:
-        found.append(f"step times are of {cluster.compute.model}, scaled to {workload.model} by multiply-adds")
+    found = [text for text in (_other_work(cluster, workload, fit),) if text]
     if fit is not None:
-        nodes = -(-candidate.workers // cluster.workers_per_node)
-        return found + fit.warnings(here.ghost_batch, candidate.workers, nodes)
-    found += cluster.compute.warnings(here.ghost_batch)
-    found += reach_warnings(_reach(cluster, candidate))
-    if _is_rough(cluster, candidate) and here.parts["exposed communication"] > 0:
+        found += fit.warnings(here.ghost_batch, candidate.workers, cluster.nodes_of(candidate.workers))
+    else:
+        found += cluster.compute.warnings(here.ghost_batch)
+        found += reach_warnings(_reach(cluster, candidate))
+    if _rough_seconds(cluster, workload, candidate, here, fit) > 0.01 * here.seconds:
         found.append("the backend's own all-reduce is priced by a rough formula, the better of ring and tree")
     return found
 
@@ -199,25 +230,68 @@ def step_notes(cluster: Cluster, workload: Workload, candidate: Candidate, batch
     return found
 
 
-def _is_rough(cluster: Cluster, candidate: Candidate) -> bool:
-    return candidate.algorithm == "backend" and cluster.collectives == "tree" and candidate.workers > 1
+def _usually_exposed(cluster: Cluster, workload: Workload, workers: int, pass_seconds: float) -> float:
+    """What the backend's own all-reduce leaves exposed with the usual buckets."""
+    backend = Candidate(workers, "backend", GridShape((1, workers)), workload.bucket_mb)
+    return exposed_seconds(cluster, workload, backend, pass_seconds)[0]
+
+
+def _rough_seconds(
+    cluster: Cluster, workload: Workload, candidate: Candidate, here: StepTime, fit: StepFit | None
+) -> float:
+    """Seconds of a step that come from the rough formula of a backend's tree.
+
+    Without a fit those of the backend itself; with one, whose rows have the backend's own in them, those that another
+    algorithm is compared with.
+    """
+    if cluster.collectives != "tree" or candidate.workers == 1:
+        return 0.0
+    if fit is None:
+        return here.parts["exposed communication"] if candidate.algorithm == "backend" else 0.0
+    if candidate.algorithm == "backend":
+        return 0.0
+    one_pass = cluster.compute.seconds(here.ghost_batch) * _work_factor(cluster, workload)
+    return _usually_exposed(cluster, workload, candidate.workers, one_pass)
 
 
 def _reach(cluster: Cluster, candidate: Candidate) -> Reach:
     """A cluster file knows one node; a calibration knows the world it was measured in."""
     if cluster.calibration is not None:
         known, what = cluster.calibration.shape.num_ranks, "of the measured grid"
+    elif cluster.measured_here:
+        known, what = cluster.measured_workers or candidate.workers, "that computed at a time when steps were measured"
     else:
         known, what = cluster.workers_per_node, "of one node, which is what the cluster file knows"
-    return Reach(workers=max(0.0, math.log2(candidate.workers / known)), known_workers=f"{what} ({known:,})")
+    far = math.log2(candidate.workers / known)
+    # Fewer workers than were measured share one machine's cores in another way, too.
+    return Reach(workers=abs(far) if cluster.measured_here else max(0.0, far), known_workers=f"{what} ({known:,})")
 
 
-def _model_factor(cluster: Cluster, workload: Workload) -> float:
-    if cluster.compute.model == workload.model:
-        return 1.0
+def _measured_network(cluster: Cluster, workload: Workload, fit: StepFit | None) -> tuple[str, int]:
+    """The network whose steps are known, and the pixels a side of its pictures."""
+    if fit is not None:
+        return ROWS_OF
+    return cluster.compute.model, cluster.compute.image_size or workload.image_size
+
+
+def _work_factor(cluster: Cluster, workload: Workload, fit: StepFit | None = None) -> float:
+    """Multiply-adds of a picture over those of the measured network."""
+    model, size = _measured_network(cluster, workload, fit)
+    if model == workload.model:
+        return (workload.image_size / size) ** 2
     if not workload.work:
         raise ConfigError(
-            f"cluster '{cluster.name}' has step times of {cluster.compute.model}, the recipe trains {workload.model}; "
+            f"the step times of cluster '{cluster.name}' are of {model}, the recipe trains {workload.model}; "
             "measure it with `megabatch bench step` and give the file with --calibrate"
         )
-    return workload.work / model_layers(cluster.compute.model)[1]
+    return workload.work / model_layers(model)[1] * (224 / size) ** 2
+
+
+def _other_work(cluster: Cluster, workload: Workload, fit: StepFit | None) -> str:
+    """How the measured network differs from the recipe's, in words; empty when it does not."""
+    model, size = _measured_network(cluster, workload, fit)
+    if model != workload.model:
+        return f"step times are of {model}, scaled to {workload.model} by multiply-adds"
+    if size != workload.image_size:
+        return f"step times are of pictures of {size} pixels a side, scaled to {workload.image_size} by multiply-adds"
+    return ""

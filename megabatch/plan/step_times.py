@@ -35,6 +35,7 @@ _ROW_SPANS = {
     "deviation": Span(0.0, SCATTER.most),
     "iterations": COUNT,
 }
+_COUNT_OR_NOT_TOLD = dataclasses.replace(COUNT, or_zero=True)
 _LAYER_SPANS = {"parameters": dataclasses.replace(COUNT, most=1e12, or_zero=True), "work": Span(0.0, 1.0)}
 
 
@@ -50,7 +51,10 @@ class StepRow:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """What one worker of this machine takes for one network."""
+    """What one worker of this machine takes for one network.
+
+    image_size, workers: pixels a side, and how many computed at the same time; 0 in files that do not tell.
+    """
 
     model: str
     device: str
@@ -59,6 +63,8 @@ class StepTimes:
     layers: tuple[Layer, ...]
     rows: tuple[StepRow, ...]
     versions: Mapping[str, str] = field(default_factory=dict)
+    image_size: int = 0
+    workers: int = 0
 
     @property
     def table(self) -> ComputeTable:
@@ -66,7 +72,9 @@ class StepTimes:
         points = tuple((float(row.local_batch), row.seconds) for row in self.rows)
         # The standard error of a median of n is 1.25 deviations over the root of n.
         noise = max(1.25 * row.deviation / math.sqrt(row.iterations) for row in self.rows)
-        return ComputeTable(self.model, points, "measured", "megabatch bench step", self.backward_share, noise)
+        return ComputeTable(
+            self.model, points, "measured", "megabatch bench step", self.backward_share, noise, self.image_size
+        )
 
     @property
     def deviation(self) -> float:
@@ -103,6 +111,8 @@ def step_times_from_data(content: Mapping[str, Any], source: str) -> StepTimes:
             layers=tuple(Layer(**layer) for layer in content["layers"]),
             rows=tuple(sorted((StepRow(**row) for row in content["rows"]), key=lambda row: row.local_batch)),
             versions=dict(content.get("versions", {})),
+            image_size=content.get("image_size", 0),
+            workers=content.get("workers", 0),
         )
         _check(times)
     except (KeyError, TypeError, ValueError) as error:
@@ -116,6 +126,8 @@ def _check(times: StepTimes) -> None:
     values: list[tuple[str, object, Span]] = [
         ("threads", times.threads, COUNT),
         ("backward_share", times.backward_share, BACKWARD_SHARE),
+        ("image_size", times.image_size, _COUNT_OR_NOT_TOLD),
+        ("workers", times.workers, _COUNT_OR_NOT_TOLD),
     ]
     values += [(name, getattr(row, name), span) for row in times.rows for name, span in _ROW_SPANS.items()]
     values += [(name, getattr(layer, name), span) for layer in times.layers for name, span in _LAYER_SPANS.items()]

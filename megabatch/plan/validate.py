@@ -118,9 +118,11 @@ def validate_rows(path: str | Path) -> Validation:
         raise DataError(
             f"'{path}' has no row that the others can predict; add rows of at most {CALIBRATED_WORKERS} workers"
         )
-    results += [
-        _from_rows(larger, [smaller], _pair_evidence(smaller, larger), "pairs") for smaller, larger in _pairs(rows)
-    ]
+    for smaller, larger in _pairs(rows):
+        try:
+            results.append(_from_rows(larger, [smaller], _pair_evidence(smaller, larger), "pairs"))
+        except MegabatchError as error:
+            refused.append(f"line {larger.line} ({larger.label}) from line {smaller.line}: {error}")
     return Validation(tuple(results), tuple(refused), tuple(aside))
 
 
@@ -140,7 +142,7 @@ def _predict(row: Row, known: Sequence[Row], rule: str) -> RowResult:
 def _from_rows(row: Row, evidence_rows: Sequence[Row], evidence: str, rule: str) -> RowResult:
     fit = fit_steps(evidence_rows, evidence)
     where = (row.local_batch, row.num_workers, row.num_nodes)
-    predicted = fit.predict(*where)
+    predicted = fit.predict(*where, logged=row.contains_evaluation)
     return RowResult(
         rule=rule,
         row=row.label,

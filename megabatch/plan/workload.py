@@ -2,8 +2,9 @@
 
 The layer list of the ResNets is computed once from `megabatch.model.resnet` at 224 pixels and stored as
 `data/layers.csv`; a test compares the two. Gradients become ready from the last layer to the first, each layer
-taking its part of the multiply-adds out of the backward pass. DDP fills buckets in that order: the first holds at
-most 1 MiB, so that communication starts early, the others `bucket_mb`.
+taking its part of the multiply-adds out of the backward pass. DDP fills buckets in that order, each until it holds
+`bucket_mb` of gradients as they are computed, in fp32, whatever they are sent as; the small first bucket that DDP has
+by default is gone when a size is given, as the engine gives it.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from megabatch.errors import ConfigError, nearest
 from megabatch.recipes import load_config
 from megabatch.schedule.batch import BatchStages, count_updates, parse_stages
 
-__all__ = ["IMAGENET_TRAIN", "Bucket", "Layer", "Workload", "fill_buckets", "model_layers", "workload_of"]
+__all__ = ["IMAGENET_TRAIN", "Branch", "Bucket", "Layer", "Workload", "fill_buckets", "model_layers", "workload_of"]
 
 IMAGENET_TRAIN, IMAGENET_VAL = 1_281_167, 50_000
 _LAYERS = Path(__file__).parent / "data" / "layers.csv"
-_FIRST_BUCKET_BYTES = 1 << 20
+_GRADIENT_BYTES = 4
+"""Of one parameter as it is computed, and as DDP counts buckets."""
 _KNOWN_SETS = {"fashion-mnist": (60_000, 10_000), "cifar10": (50_000, 10_000), "imagenette": (9_469, 3_925)}
 _WIRE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 
@@ -46,12 +48,18 @@ class Bucket:
     ready: float
 
 
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A collapse that leaves the trunk at an epoch and comes on top of it; batch_total 0: that of the trunk there."""
+
+    at_epoch: float
+    epochs: float
+    batch_total: int = 0
+
+
 @dataclass(frozen=True)
 class Workload:
-    """One recipe. `bytes_per_parameter` on the wire; `work` is multiply-adds of one picture (0: not known).
-
-    branches: (total batch, epochs) of the collapses that leave the trunk and come on top of its epochs.
-    """
+    """One recipe. `bytes_per_parameter` on the wire; `work` is multiply-adds of one picture (0: not known)."""
 
     name: str
     model: str
@@ -66,12 +74,23 @@ class Workload:
     evaluate_every_epochs: float = 1.0
     bucket_mb: float = 25.0
     algorithm: str = "backend"
-    branches: tuple[tuple[int, float], ...] = ()
+    branches: tuple[Branch, ...] = ()
+    image_size: int = 224
 
     @property
     def gradient_bytes(self) -> int:
         """Bytes of one whole gradient on the wire."""
         return sum(layer.parameters for layer in self.layers) * self.bytes_per_parameter
+
+    @property
+    def bucket_mb_of_all(self) -> float:
+        """A bucket size that holds the whole gradient, in whole MB."""
+        return float(math.ceil(sum(layer.parameters for layer in self.layers) * _GRADIENT_BYTES / 2**20) + 1)
+
+    @property
+    def batch_totals(self) -> tuple[int, ...]:
+        """Every total batch of the trunk and its branches, rising."""
+        return tuple(sorted({*self.stages.batch_totals, *(self._total(branch, 1.0) for branch in self.branches)}))
 
     def with_batch(self, stages: BatchStages, ghost_batch: int | None = None) -> Workload:
         """The same recipe at another total batch."""
@@ -87,11 +106,16 @@ class Workload:
             total = count_updates(head, self.ghost_batch, self.num_train, max(0, round(end * self.num_train)))
             counts.append((self.stages.batch_totals[index - 1], max(0, total - before)))
             before = max(before, total)
-        for batch_total, length in self.branches:
+        stretched = epochs / self.epochs  # as `megabatch train --epochs` does
+        for branch in self.branches:
+            batch_total = self._total(branch, stretched)
+            samples = round(branch.epochs * stretched * self.num_train)
             alone = BatchStages((0.0,), (batch_total,))
-            samples = round(length * self.num_train)
             counts.append((batch_total, count_updates(alone, self.ghost_batch, self.num_train, samples)))
         return counts
+
+    def _total(self, branch: Branch, stretched: float) -> int:
+        return branch.batch_total or self.stages.at(branch.at_epoch * stretched)
 
 
 @cache
@@ -118,18 +142,17 @@ def model_layers(model: str) -> tuple[tuple[Layer, ...], float]:
 @cache
 def fill_buckets(layers: tuple[Layer, ...], bytes_per_parameter: int, bucket_mb: float) -> tuple[Bucket, ...]:
     """Cut the gradient into buckets, last layer first; one bucket when `bucket_mb` is infinite."""
-    limit = math.inf if math.isinf(bucket_mb) else bucket_mb * 2**20
-    cap = limit if math.isinf(limit) else min(limit, _FIRST_BUCKET_BYTES)
+    most = bucket_mb * 2**20 / _GRADIENT_BYTES
     buckets: list[Bucket] = []
     filled, ready = 0, 0.0
     for layer in reversed(layers):
         ready += layer.work
-        filled += layer.parameters * bytes_per_parameter
-        if filled >= cap:
-            buckets.append(Bucket(filled, min(1.0, ready)))
-            filled, cap = 0, limit
+        filled += layer.parameters
+        if filled >= most:
+            buckets.append(Bucket(filled * bytes_per_parameter, min(1.0, ready)))
+            filled = 0
     if filled:
-        buckets.append(Bucket(filled, 1.0))
+        buckets.append(Bucket(filled * bytes_per_parameter, 1.0))
     return tuple(buckets)
 
 
@@ -169,7 +192,8 @@ def workload_from_config(config: Config, name: str, layers: tuple[Layer, ...] | 
         evaluate_every_epochs=config.train.evaluate_every_epochs or config.train.epochs,
         bucket_mb=config.comm.bucket_mb,
         algorithm=config.comm.algorithm,
-        branches=tuple((collapse.batch_total or stages.at(at), collapse.epochs) for at in at_epochs if collapse),
+        branches=tuple(Branch(at, collapse.epochs, collapse.batch_total or 0) for at in at_epochs if collapse),
+        image_size=config.data.image_size,
     )
 
 

@@ -126,12 +126,22 @@ def _measure(request: StepBenchRequest, device: Any, together: Any) -> dict[str,
         wait()
         return time.perf_counter() - begin, backward - forward
 
-    rows, shares = [], []
-    for batch in request.batches:
-        pictures = torch.randint(0, 256, (batch, size, size, channels), dtype=torch.uint8)
-        labels = torch.randint(0, classes, (batch,), device=device)
+    # Batches take turns, so that a busy moment of the machine falls on all of them alike.
+    inputs = {
+        batch: (
+            torch.randint(0, 256, (batch, size, size, channels), dtype=torch.uint8),
+            torch.randint(0, classes, (batch,), device=device),
+        )
+        for batch in request.batches
+    }
+    measured: dict[int, list[tuple[float, float]]] = {batch: [] for batch in request.batches}
+    for _ in range(_WARM_UP + request.iterations):
         together()
-        times = [step(pictures, labels) for _ in range(_WARM_UP + request.iterations)][_WARM_UP:]
+        for batch, (pictures, labels) in inputs.items():
+            measured[batch].append(step(pictures, labels))
+    rows, shares = [], []
+    for batch, every in measured.items():
+        times = every[_WARM_UP:]
         whole = sorted(seconds for seconds, _ in times)
         median = statistics.median(whole)
         # 10th to 90th percentile of a normal law is 2.56 deviations wide.
@@ -146,6 +156,8 @@ def _measure(request: StepBenchRequest, device: Any, together: Any) -> dict[str,
         "backward_share": statistics.median(shares),
         "layers": list_layers(network, torch.zeros(2, channels, size, size, device=device)),
         "rows": rows,
+        "image_size": size,
+        "workers": 1,
         "versions": {"torch": torch.__version__},
     }
 

@@ -65,6 +65,15 @@ def test_logs_that_say_too_little_are_passed_over() -> None:
     assert read_run(log(3264, 0.125, blocks=1)) is None
     assert read_run("") is None
     assert read_run(log(3264, 0.125).replace("run_stop", "stopped")) is None
+    assert read_run(log(3264, 0.125).replace("global_batch_size", "batch")) is None
+    stop = '"key": "run_stop", "value": null, "metadata": {'
+    assert read_run(log(3264, 0.125).replace(stop, f'{stop}"status": "aborted"')) is None
+
+
+def test_the_first_block_warms_up_and_does_not_count() -> None:
+    run = read_run(log(3264, 0.125, blocks=2))
+    assert run is not None
+    assert run.step_seconds == pytest.approx(0.125, rel=1e-4)
 
 
 def test_a_row_has_the_columns_the_planner_reads(tmp_path: Path) -> None:
@@ -99,6 +108,6 @@ def test_the_oldest_round_has_logs_of_its_own(tmp_path: Path) -> None:
         lines.append(f":::MLPv0.5.0 resnet {now:.6f} (fit.py:1) {key}")
         now += seconds
     (folder / "result_0.txt").write_text("\n".join(lines), encoding="utf-8")
-    (row,) = old_rows_of(tmp_path)
+    (row,) = old_rows_of(tmp_path, ALWAYS)
     assert (row["round"], row["org"], row["nodes"], row["N"], row["gbs"]) == ("0.5", "NVIDIA", 3, 24, 624)
     assert float(row["step_ms"]) == pytest.approx(50, abs=0.05)

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from benchmarks.plan_priors import best_parts, families_of, log_likelihood
-from megabatch.plan.calibrate import PRIOR_PARTS, prior, row_features
+from megabatch.plan.calibrate import PRIOR_PARTS, prior
 from megabatch.plan.interval import FORM
 from megabatch.plan.rows import Row
+from megabatch.plan.step_fit import row_features
 
 AS_USED = {**PRIOR_PARTS, "form": FORM}
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from megabatch.errors import DataError
-from megabatch.plan.calibrate import PRIOR_PARTS, fit_steps
+from megabatch.plan.calibrate import PRIOR_PARTS, fit_steps, prior
 from megabatch.plan.interval import FORM
 from megabatch.plan.rows import Row
 from megabatch.plan.straggler import expected_maximum
@@ -65,7 +65,10 @@ def test_one_row_determines_the_pictures_only_and_says_so() -> None:
 
 
 def test_intervals_hold_new_systems_drawn_from_the_prior() -> None:
-    """Systems whose parameters scatter as the prior says, two rows each: the 80 % interval holds about 80 %."""
+    """Systems whose parameters scatter as the prior says, two rows each, eight times the workers of any.
+
+    The interval holds more than 80 %: it also allows for a form that is wrong so far outside, and here it is not.
+    """
     random = np.random.default_rng(11)
     held = 0
     for _ in range(300):
@@ -84,7 +87,7 @@ def test_intervals_hold_new_systems_drawn_from_the_prior() -> None:
             for n, b in ((8, 408.0), (64, 51.0))
         ]
         held += fit_steps(made).predict(51, 512, 64).holds(seconds(51, 512))
-    assert 0.75 <= held / 300 <= 1.0
+    assert 0.80 <= held / 300 <= 0.99
 
 
 def test_no_parameter_is_negative() -> None:
@@ -124,6 +127,26 @@ def test_evaluation_in_the_logs_is_told_from_the_step() -> None:
         rows = [row(n, b, family=family) for n, b in ((8, 512.0), (8, 64.0), (32, 512.0), (64, 512.0))] * 40
         logged = [replace(one, step_seconds=one.step_seconds + one.batch_total / between) for one in rows]
         larger = row(512, 64.0).step_seconds + 512 * 64 / between
-        errors[family] = abs(fit_steps(logged).seconds(64, 512, 64) / larger - 1)
+        fit = fit_steps(logged)
+        errors[family] = abs(fit.seconds(64, 512, 64, logged=fit.logs_contain_evaluation) / larger - 1)
     assert errors["google:tpu-v3"] < 0.06
     assert errors["who:tpu-v3"] > 0.12
+    # An update of a plan has no evaluation in it.
+    assert fit_steps(logged).seconds(64, 512, 64, logged=True) > fit_steps(logged).seconds(64, 512, 64)
+
+
+def test_rows_inside_one_node_leave_the_network_twice_as_uncertain() -> None:
+    inside, across = prior([row(8, 408.0)]), prior([row(8, 408.0), row(64, 51.0)])
+    assert inside[0] == pytest.approx(across[0])
+    assert inside[1][2] == pytest.approx(2 * across[1][2])
+    others = [0, 1, 3, 4, 5]
+    assert inside[1][others] == pytest.approx(across[1][others])
+
+
+def test_one_slow_stack_among_many_does_not_pull_the_others() -> None:
+    """Common factors multiply what the parameters say: by what was measured, half of the outlier would be believed."""
+    stacks = [f"{number}.0 mxnet closed" for number in range(6)]
+    rows = [row(8, 408.0, stack=stack, factor=1.6 if stack.startswith("5") else 1.0) for stack in stacks]
+    typical = row(8, 408.0).step_seconds
+    assert fit_steps(rows, "other stack").seconds(408, 8, 1) == pytest.approx(typical, rel=0.12)
+    assert fit_steps(rows, "other stack").seconds(408, 8, 1) > typical

@@ -82,7 +82,7 @@ def test_overrides_and_scale_of_the_plan_are_the_runs(tmp_path: Path) -> None:
     written(path, "mikami2018", workers=4, scale="cifar10")
     assert trained(path, "mikami2018").data == load_config("mikami2018", scale="cifar10").data
     assert trained(path, "mikami2018", scale="cifar10") == trained(path, "mikami2018")
-    with pytest.raises(ConfigError, match="is for --scale cifar10, fashion-mnist was given"):
+    with pytest.raises(ConfigError, match="is for --scale cifar10, --scale fashion-mnist was given"):
         trained(path, "mikami2018", scale="fashion-mnist")
 
 

@@ -34,7 +34,8 @@ def test_the_best_of_everything_is_found() -> None:
         for grid in grids_of(256)
         for bucket in BUCKETS_MB
     ]
-    assert result.chosen.total.middle == pytest.approx(min(every))
+    # Of those that are as good as equal, the bucket nearest to the usual.
+    assert min(every) <= result.chosen.total.middle <= 1.002 * min(every)
     assert result.num_considered >= 9 * (1 + 2 * 7)
 
 

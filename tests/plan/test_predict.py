@@ -13,6 +13,7 @@ from megabatch.plan.convergence import mlperf_law
 from megabatch.plan.predict import expected_seconds, failure_seconds, predict
 from megabatch.plan.quantity import Quantity
 from megabatch.plan.step import Candidate, step_time
+from megabatch.plan.workload import Branch
 from tests.plan.laboratory import laboratory, workload
 
 TORUS = Candidate(1024, "torus", GridShape((32, 32)), 8.0)
@@ -46,7 +47,7 @@ def test_stages_are_priced_as_stages() -> None:
 def test_a_collapse_at_the_same_batch_is_as_uncertain_as_its_trunk() -> None:
     """Trunk and branches may have one total batch: each counts, in the time and in the interval."""
     plain = predict(laboratory(), workload(), TORUS)
-    collapsed = predict(laboratory(), dataclasses.replace(workload(), branches=((32768, 5.0),)), TORUS)
+    collapsed = predict(laboratory(), dataclasses.replace(workload(), branches=(Branch(85.0, 5.0),)), TORUS)
     assert collapsed.updates > plain.updates
     spread, wanted = (one.training.high / one.training.low for one in (collapsed, plain))
     assert spread == pytest.approx(wanted, rel=0.01)

@@ -45,7 +45,7 @@ def test_a_check_is_part_of_the_answer(
 
 
 def test_words_for_people(capsys: pytest.CaptureFixture[str]) -> None:
-    answer(PlanRequest("demo", "abci", "8,16", overrides=RESNET, target=75.9, batches=("512", "0:512 2:1024")))
+    answer(PlanRequest("goyal2017", "abci", "8,16", target=75.9, batches=("8192", "0:4096 2:8192")))
     assert "Choice" in capsys.readouterr().out
 
 
@@ -69,6 +69,11 @@ def test_durations() -> None:
         ({"recipe": "nobody"}, "unknown recipe"),
         ({"target": 80.0}, "say nothing about it"),
         ({"target": 0.0}, "is no accuracy"),
+        ({"target": 75.9}, "are of resnet50 on ImageNet"),
+        ({"recipe": "goyal2017", "overrides": ("model.name=resnet101",), "target": 75.9}, "trains resnet101"),
+        ({"target": 75.9, "epochs": 10.0}, "leave one of them out"),
+        ({"family": "nvidia:dgx1"}, "no table was given"),
+        ({"epochs": 1e-9}, "trains nothing"),
         ({"objective": "fun"}, "choose time or cost"),
         ({"budget": -1.0}, "buys nothing"),
         ({"budget": float("nan")}, "buys nothing"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from itertools import pairwise
 
 import pytest
@@ -11,7 +10,7 @@ from megabatch.comm.shape import GridShape
 from megabatch.errors import ConfigError
 from megabatch.plan.convergence import mlperf_law
 from megabatch.plan.predict import expected_seconds
-from megabatch.plan.search import Space, best_batch, best_candidates, grids_of
+from megabatch.plan.search import Space, best_batch, best_candidates, grids_of, loads_near
 from megabatch.schedule.batch import parse_stages
 from tests.plan.laboratory import laboratory, workload
 
@@ -39,12 +38,56 @@ def test_what_the_user_fixes_stays_fixed() -> None:
         best_candidates(laboratory(), workload(), 32, Space(grid=GridShape((4, 16))))
 
 
-def test_batches_keep_the_shape_of_the_stages_and_the_known_range() -> None:
-    load = workload(8192).with_batch(parse_stages("0:2048 30:4096"))
-    best, _ = best_candidates(laboratory(), load, 256, Space(), mlperf_law())
-    found, tried = best_batch(laboratory(), load, best, mlperf_law())
-    assert tried > 3 * 8
-    assert max(found.batch_totals) <= mlperf_law().batches[1]
-    assert expected_seconds(
-        laboratory(), load.with_batch(found), dataclasses.replace(best[0], ghost_batch=0), mlperf_law()
-    ) < (expected_seconds(laboratory(), load, best[0], mlperf_law()))
+def test_loads_near_a_batch_by_hand() -> None:
+    """96 workers, ghost 32, near 10,000: 312.5 ghosts; 104 pictures a worker, hence 3 ghosts each."""
+    law = mlperf_law()
+    third = round(law.at(9216).epochs / 3)
+    found = {(str(load.stages), load.ghost_batch) for load in loads_near(workload(2048), 96, 10_000, law)}
+    assert found == {
+        ("9,984", 32),
+        (f"9,984 from epoch 0, 19,968 from epoch {third}", 32),
+        ("9,216", 32),
+        (f"9,216 from epoch 0, 18,432 from epoch {third}", 32),
+    }
+    # Fewer pictures than a ghost: the ghost becomes a worker's share.
+    few = {(str(load.stages), load.ghost_batch) for load in loads_near(workload(2048), 1000, 10_000, law)}
+    assert ("10,000", 10) in few
+    # The shape of the recipe's own stages, and nothing beyond what is known.
+    staged = workload(8192).with_batch(parse_stages("0:2048 30:4096"))
+    assert "4,096 from epoch 0, 8,192 from epoch 30" in {str(load.stages) for load in loads_near(staged, 8, 4096, law)}
+    assert loads_near(staged, 8, 2 * law.batches[1], law) == []
+    assert loads_near(staged, 8, law.batches[0] / 4, law) == []
+
+
+def test_no_batch_by_hand_beats_the_searched_one() -> None:
+    law, cluster = mlperf_law(), laboratory()
+    for count, own in ((1, 65536), (100, 2048), (640, 67840), (1000, 13056)):
+        ghost = 424 if own == 67840 else 32
+        load = workload(own, ghost)
+        best, _ = best_candidates(cluster, load, count, Space(), law) if own >= 2 * count else ([], 0)
+        found, tried = best_batch(cluster, load, count, best, Space(), law)
+        assert tried > 25
+        seconds = expected_seconds(cluster, found, best_candidates(cluster, found, count, Space(), law)[0][0], law)
+        for total in range(ghost * (1632 // ghost + 1), 67840, ghost * max(1, 2400 // ghost)):
+            other = load.with_batch(parse_stages(total))
+            if total >= 2 * count:
+                way = best_candidates(cluster, other, count, Space(("torus",)), law)[0][0]
+                assert seconds <= 1.02 * expected_seconds(cluster, other, way, law)
+
+
+def test_the_recipes_own_batch_is_not_left_for_a_draw() -> None:
+    law, cluster = mlperf_law(), laboratory()
+    best, _ = best_candidates(cluster, workload(), 256, Space(), law)
+    found, _ = best_batch(cluster, workload(), 256, best, Space(), law)
+    assert found.stages.batch_totals != (32768,)
+    near = workload(256 * (found.ghost_batch + 1), found.ghost_batch + 1)
+    again, _ = best_candidates(cluster, near, 256, Space(), law)
+    assert best_batch(cluster, near, 256, again, Space(), law)[0] is near
+
+
+def test_a_batch_too_small_for_the_workers_is_no_end() -> None:
+    law = mlperf_law()
+    found, _ = best_batch(laboratory(), workload(1632, 8), 1024, [], Space(), law)
+    assert found.stages.batch_totals[0] >= 2 * 1024
+    with pytest.raises(ConfigError, match="no total batch from 816 to 67,840"):
+        best_batch(laboratory(), workload(1632, 8), 100_000, [], Space(), law)

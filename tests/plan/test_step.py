@@ -28,7 +28,7 @@ def test_the_parts_by_hand() -> None:
     assert step.parts["loader"] == 0
     assert step.seconds == pytest.approx(sum(step.parts.values()))
     assert step.efficiency == pytest.approx(0.0499 / step.seconds)
-    assert step.binding == "compute"
+    assert step.largest_part == "compute"
 
 
 def test_one_bucket_hides_nothing_and_the_last_of_several_is_exposed() -> None:
@@ -37,10 +37,10 @@ def test_one_bucket_hides_nothing_and_the_last_of_several_is_exposed() -> None:
     one = exposed_seconds(cluster, load, Candidate(64, "ring", shape, math.inf), 0.03)[0]
     assert one == pytest.approx(price_all_reduce(cluster, "ring", shape, 4e6).seconds)
     # 3 MB are ready after a quarter of the backward pass and are gone long before its end: the last MB is exposed.
-    two = exposed_seconds(cluster, load, Candidate(64, "ring", shape, 100.0), 0.03)[0]
+    two = exposed_seconds(cluster, load, Candidate(64, "ring", shape, 2.5), 0.03)[0]
     assert two == pytest.approx(price_all_reduce(cluster, "ring", shape, 1e6).seconds)
     # With hardly any backward pass both are.
-    none = exposed_seconds(cluster, load, Candidate(64, "ring", shape, 100.0), 1e-9)[0]
+    none = exposed_seconds(cluster, load, Candidate(64, "ring", shape, 2.5), 1e-9)[0]
     both = price_all_reduce(cluster, "ring", shape, 1e6).seconds + price_all_reduce(cluster, "ring", shape, 3e6).seconds
     assert none == pytest.approx(both, rel=1e-4)
 
@@ -58,7 +58,7 @@ def test_the_loader_is_a_ceiling() -> None:
     slow = dataclasses.replace(laboratory(), loader_images_per_second=Quantity(1000.0))
     step = step_time(slow, workload(), TORUS, 32768)
     assert step.seconds - step.parts["stragglers"] == pytest.approx(32768 / 256 / 1000)
-    assert step.binding == "loader"
+    assert step.largest_part == "loader"
 
 
 def test_jitter_does_not_shrink_with_the_batch() -> None:

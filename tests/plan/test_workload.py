@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 
 import pytest
 
@@ -36,7 +37,26 @@ def test_resnet50_has_the_known_size() -> None:
         model_layers("resnet8")
 
 
-def test_buckets_fill_from_the_last_layer_and_begin_small() -> None:
+@pytest.mark.parametrize("bucket_mb", [8.0, 16.0, 25.0, 50.0, 200.0])
+def test_buckets_are_those_that_ddp_cuts_whatever_the_wire(bucket_mb: float) -> None:
+    """DDP's own rule, by the parameters one by one; a layer that is ready earlier moves a border a little."""
+    from torch import Tensor
+    from torch import distributed as dist
+
+    from megabatch.model.resnet import resnet50
+
+    parameters: list[Tensor] = list(reversed(list(resnet50().parameters())))
+    limit = int(bucket_mb * 2**20)
+    cut, _ = dist._compute_bucket_assignment_by_size(parameters, [limit, limit])  # type: ignore[attr-defined]
+    wanted = [sum(parameters[index].numel() for index in bucket) for bucket in cut]
+    for bytes_per_parameter in (4, 2):
+        found = fill_buckets(model_layers("resnet50")[0], bytes_per_parameter, bucket_mb)
+        assert len(found) == len(wanted)
+        sizes = [bucket.num_bytes / bytes_per_parameter for bucket in found]
+        assert list(accumulate(sizes)) == pytest.approx(list(accumulate(wanted)), abs=0.1 * sum(wanted))
+
+
+def test_buckets_fill_from_the_last_layer() -> None:
     layers, _ = model_layers("resnet50")
     for bucket_mb in (1.0, 4.0, 25.0, math.inf):
         buckets = fill_buckets(layers, 4, bucket_mb)
@@ -44,7 +64,8 @@ def test_buckets_fill_from_the_last_layer_and_begin_small() -> None:
         assert [bucket.ready for bucket in buckets] == sorted(bucket.ready for bucket in buckets)
         assert buckets[-1].ready == pytest.approx(1.0)
     assert len(fill_buckets(layers, 4, math.inf)) == 1
-    assert [(bucket.num_bytes, bucket.ready) for bucket in fill_buckets(two_layers(), 4, 100.0)] == [
+    assert len(fill_buckets(layers, 2, workload().bucket_mb_of_all)) == 1
+    assert [(bucket.num_bytes, bucket.ready) for bucket in fill_buckets(two_layers(), 4, 2.5)] == [
         (3_000_000, 0.25),
         (1_000_000, 1.0),
     ]
@@ -62,11 +83,20 @@ def test_updates_by_stage_are_the_engines(batch: int | str) -> None:
 
 def test_collapses_come_on_top() -> None:
     load = workload_of("codreanu2017")
-    ((batch_total, epochs),) = load.branches
-    assert batch_total == 14336
-    assert epochs == pytest.approx(4.5, abs=0.01)
+    (branch,) = load.branches
+    assert branch.epochs == pytest.approx(4.5, abs=0.01)
     # The authors' files: 7638 iterations, then 402 of the collapse.
-    assert [number for _, number in load.updates_by_stage(load.epochs)] == [7638, 402]
+    assert load.updates_by_stage(load.epochs) == [(14336, 7638), (14336, 402)]
+
+
+@pytest.mark.parametrize(("batch", "epochs"), [(28672, 85.5), (14336, 40.0), (7168, 171.0)])
+def test_collapses_follow_another_batch_and_length_as_in_training(batch: int, epochs: float) -> None:
+    """What is priced for another batch or length is what the recipe with those settings makes."""
+    load = workload_of("codreanu2017").with_batch(parse_stages(batch))
+    trained = workload_of("codreanu2017", [f"train.batch_total={batch}"], epochs=epochs)
+    priced = load.updates_by_stage(epochs)
+    assert [total for total, _ in priced] == [batch, batch]
+    assert [number for _, number in priced] == [number for _, number in trained.updates_by_stage(trained.epochs)]
 
 
 def test_a_recipe_becomes_a_workload() -> None:

@@ -30,7 +30,19 @@ def megabatch(folder: Path, *words: str) -> str:
 def test_a_run_follows_its_plan_and_is_compared_with_it(tmp_path: Path) -> None:
     settings = [word for setting in SMALL for word in ("--set", setting)]
     megabatch(
-        tmp_path, "bench", "step", "demo", "--workers", "2", "--iterations", "3", "--output", "step.json", *settings
+        tmp_path,
+        "bench",
+        "step",
+        "demo",
+        "--workers",
+        "2",
+        "--iterations",
+        "3",
+        "--batches",
+        "16",
+        "--output",
+        "step.json",
+        *settings,
     )
     plan = ("plan", "demo", "--cluster", "this-machine", "--calibrate", "step.json", "--workers", "2")
     megabatch(tmp_path, *plan, "--algorithm", "ring", "--output", "plan.json", *settings)
