@@ -51,7 +51,8 @@ def train(
     run = RunState(trunk_clock(config, len(bench.train_source)))
     planned = planned_samples(config, len(bench.train_source))
     environment = describe_environment(world, _hosts(world), grid, device)
-    environment |= describe_gradients(bench.network, grid, bench.train_source.channels, config.data.image_size)
+    if world.is_first:  # who writes it
+        environment |= describe_gradients(bench.network, grid, bench.train_source.channels, config.data.image_size)
 
     with ExitStack() as stack:
         if world.is_first:

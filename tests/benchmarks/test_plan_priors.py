@@ -56,4 +56,5 @@ def test_only_families_that_can_tell_anything_take_part() -> None:
     large = [dataclasses.replace(row, num_workers=512, family="b:a100") for row in rows]
     google = [dataclasses.replace(row, family="google:tpu-v3") for row in rows]
     assert families_of(rows) == [rows]
-    assert families_of(alone) == families_of(large) == families_of(google) == []
+    opened = [dataclasses.replace(row, stack="2.0 mxnet open") for row in rows]
+    assert families_of(alone) == families_of(large) == families_of(google) == families_of(opened) == []

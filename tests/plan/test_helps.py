@@ -13,6 +13,7 @@ from megabatch.plan.helps import what_would_help
 from megabatch.plan.planner import Goal, plan
 from megabatch.plan.predict import expected_seconds
 from megabatch.plan.quantity import Quantity
+from megabatch.plan.search import Space
 from megabatch.plan.workload import Workload
 from tests.plan.laboratory import laboratory, workload
 from tests.plan.test_calibrate import row
@@ -48,6 +49,9 @@ def test_what_is_slow_binds() -> None:
 def test_a_batch_far_beyond_the_critical_one_is_bound_by_convergence() -> None:
     result = plan(laboratory(), workload(65536), [64], Goal(), batches=[workload(65536).stages], law=mlperf_law())
     gain = {one.binding: one.gain for one in result.helps}
+    chosen, law = result.chosen, mlperf_law()
+    share = chosen.time_parts["updates"] / chosen.total.middle
+    assert gain["convergence at this batch"] == pytest.approx(share * (1 - law.floor_epochs / chosen.epochs.middle))
     assert gain["convergence at this batch"] > 0.4
     assert gain["total batch"] < 0
 
@@ -61,3 +65,12 @@ def test_with_a_fit_compute_and_stragglers_are_of_the_fit() -> None:
     share = result.chosen.time_parts["updates"] / result.chosen.total.middle
     assert found["stragglers"] == pytest.approx(0.5 * share * parts["stragglers"] / result.chosen.step.middle, rel=0.02)
     assert found["compute"] > 0.2
+
+
+def test_with_a_fit_the_network_can_bind() -> None:
+    """What rows count as exposed goes with the price of the network: a slow one would gain by faster NICs."""
+    fit = fit_steps([row(8, 408.0), row(64, 51.0)]).changed("exposed", 200.0)
+    cluster = laboratory(workers_per_node="workers_per_node = 8")
+    result = plan(cluster, workload(), [1024], Goal(), fit=fit, space=Space(("backend",)))
+    found = {one.binding: one.gain for one in result.helps}
+    assert max(found["NIC"], found["latency of the network"], found["rack uplinks"]) > 0.1

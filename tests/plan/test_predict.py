@@ -12,7 +12,7 @@ from megabatch.errors import ConfigError, GridError
 from megabatch.plan.convergence import mlperf_law
 from megabatch.plan.predict import expected_seconds, failure_seconds, predict
 from megabatch.plan.quantity import Quantity
-from megabatch.plan.step import Candidate, step_time
+from megabatch.plan.step import Candidate, step_deviation, step_time
 from megabatch.plan.workload import Branch
 from tests.plan.laboratory import laboratory, workload
 
@@ -67,6 +67,21 @@ def test_uncertain_prices_and_starts_are_in_the_intervals() -> None:
         for start in (sure, unsure)
     )
     assert long.high / long.low > 1.5 * short.high / short.low
+
+
+def test_every_stage_has_its_own_uncertainty() -> None:
+    """A short stage far outside the measured table adds its part; the interval is not that of the main stage alone."""
+    load = workload("0:32768 30:65536", ghost=32)
+    torus = Candidate(2048, "torus", GridShape((32, 64)), 8.0, 16)
+    one = predict(laboratory(), load, torus)
+    steps = {batch: step_time(laboratory(), load, torus, batch).seconds for batch in (32768, 65536)}
+    deviations = {batch: step_deviation(laboratory(), load, torus, batch) for batch in steps}
+    counts = dict(load.updates_by_stage(90))
+    whole = sum(counts[batch] * steps[batch] for batch in steps)
+    wanted = sum(counts[batch] * steps[batch] * deviations[batch] for batch in steps) / whole
+    assert len(set(deviations.values())) == 2
+    share = one.time_parts["updates"] / one.training.middle
+    assert math.log(one.training.high / one.training.middle) / 1.2816 == pytest.approx(wanted * share, rel=1e-3)
 
 
 def test_what_would_take_a_century_is_refused() -> None:

@@ -108,3 +108,61 @@ def test_a_fit_to_rows_replaces_the_sum() -> None:
     assert step.seconds == pytest.approx(fit.seconds(32, 1024, 128))
     torus = step_time(cluster, workload(), TORUS, 32768, fit)
     assert torus.seconds < step.seconds  # the laboratory's backend is a flat ring
+
+
+def test_a_rough_price_of_the_backend_is_uncertain_by_half_of_what_it_exposes() -> None:
+    cluster = dataclasses.replace(laboratory(), collectives="tree")
+    backend = Candidate(1024, "backend", GridShape((1, 1024)), 1.0)
+    step = step_time(cluster, workload(), backend, 32768)
+    share = step.parts["exposed communication"] / step.seconds
+    assert share > 0.01
+    with_it = step_deviation(cluster, workload(), backend, 32768)
+    ring = dataclasses.replace(cluster, collectives="ring")
+    assert "rough formula" in " ".join(step_warnings(cluster, workload(), backend, 32768))
+    assert "rough formula" not in " ".join(step_warnings(ring, workload(), backend, 32768))
+    assert "rough formula" not in " ".join(step_warnings(cluster, workload(), TORUS, 32768))
+    monotone = step_deviation(cluster, workload(), dataclasses.replace(backend, bucket_mb=math.inf), 32768)
+    whole = step_time(cluster, workload(), dataclasses.replace(backend, bucket_mb=math.inf), 32768)
+    more = whole.parts["exposed communication"] / whole.seconds
+    assert (monotone > with_it) == (more > share)
+    assert with_it**2 > (0.5 * share) ** 2
+
+
+def test_another_network_or_size_is_scaled_with_rows_too() -> None:
+    fit = fit_steps([row(8, 408.0), row(64, 51.0)])
+    cluster = laboratory(workers_per_node="workers_per_node = 8")
+    backend = Candidate(1024, "backend", GridShape((1, 1024)), 25.0)
+    here = step_time(cluster, workload(), backend, 32768, fit).parts["compute"]
+    double = dataclasses.replace(workload(), model="resnet101", work=2 * workload().work)
+    assert step_time(cluster, double, backend, 32768, fit).parts["compute"] == pytest.approx(2 * here)
+    small = dataclasses.replace(workload(), image_size=112)
+    for known in (fit, None):
+        whole = step_time(cluster, workload(), backend, 32768, known).parts["compute"]
+        assert step_time(cluster, small, backend, 32768, known).parts["compute"] == pytest.approx(whole / 4)
+        assert "224 pixels" in " ".join(step_warnings(cluster, small, backend, 32768, known))
+    assert step_deviation(cluster, small, backend, 32768, fit) > step_deviation(
+        cluster, workload(), backend, 32768, fit
+    )
+
+
+def test_with_rows_another_algorithm_is_as_uncertain_as_the_links_it_is_priced_by() -> None:
+    fit = fit_steps([row(8, 408.0), row(64, 51.0)])
+    cluster = dataclasses.replace(laboratory(workers_per_node="workers_per_node = 8"), collectives="tree")
+    unsure = dataclasses.replace(cluster, software_latency_seconds=Quantity(2e-5, "unknown"))
+    sure = dataclasses.replace(cluster, software_latency_seconds=Quantity(2e-5, "measured"))
+    ring = Candidate(1024, "ring", GridShape((1, 1024)), 100.0)
+    vague, clear = (step_deviation(one, workload(), ring, 32768, fit) for one in (unsure, sure))
+    assert vague > 1.2 * clear
+    backend = Candidate(1024, "backend", GridShape((1, 1024)), workload().bucket_mb)
+    vague, clear = (step_deviation(one, workload(), backend, 32768, fit) for one in (unsure, sure))
+    assert vague == pytest.approx(clear)
+
+
+def test_a_loader_that_hardly_binds_may_bind_more() -> None:
+    step = step_time(laboratory(), workload(), TORUS, 32768)
+    enough = 1.2 * 32768 / 256 / (step.seconds - step.parts["stragglers"])
+    sure, unsure = (
+        dataclasses.replace(laboratory(), loader_images_per_second=Quantity(enough, certainty))
+        for certainty in ("measured", "unknown")
+    )
+    assert step_deviation(unsure, workload(), TORUS, 32768) > 1.2 * step_deviation(sure, workload(), TORUS, 32768)

@@ -46,6 +46,24 @@ def test_what_json_prints(tmp_path: Path) -> None:
     assert {row["rule"] for row in data["rows"]} == {"larger", "others", "pairs"}
 
 
+def test_coverage_counts_every_larger_row_not_only_those_of_the_headline(tmp_path: Path) -> None:
+    """One GPU row inside its interval, one of another accelerator far outside: half of them are held."""
+    far = "2.0,Else,box,closed,Ascend910,x,32,8,256,8192,32.0,102400,80.0,1,0,35,5"
+    path = written(tmp_path, 20.8)
+    path.write_text(path.read_text(encoding="utf-8") + far + "\n", encoding="utf-8")
+    data = validate_rows(path).as_data()
+    assert data["headline"] == "larger, GPU, own stack"
+    assert data["num_rows"] == 1
+    assert data["coverage"] == 0.5
+
+
+def test_a_hopeless_pair_does_not_end_the_validation(tmp_path: Path) -> None:
+    lines = [f"{n},{b},{ms}" for n, b, ms in ((8, 1, 15), (64, 1, 16), (8, 64, 60), (16, 64, 61), (32, 32, 40))]
+    path = tmp_path / "rows.csv"
+    path.write_text("\n".join(("\ufeffN, local_b,step_ms", *lines)) + "\n", encoding="utf-8")
+    assert len(validate_rows(path).results) >= 5
+
+
 def test_a_table_without_large_gpu_systems_speaks_of_what_it_has(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("\n".join((HEAD, *LINES[:2])) + "\n", encoding="utf-8")
