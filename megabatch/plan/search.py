@@ -8,6 +8,7 @@ own stages at that size.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -34,8 +35,9 @@ DRAW = 1.01
 """A gain of less than this is no reason to leave what plain DDP does."""
 
 _MANY_WORKERS = 65_536
+_RUNG = math.sqrt(2)
 _FINER = (0.75, 0.84, 0.92, 1.08, 1.19, 1.33)
-"""Around the best rung of the ladder, whose rungs are a root of two apart."""
+"""Around the best rung of the ladder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,34 +105,55 @@ def best_batch(
     Raises:
         ConfigError: no batch with known convergence fits the workers.
     """
-    tried = 0
-    priced: list[tuple[float, Workload]] = []
-    steps = [2 ** (step / 2) for step in range(40)]
-    ladder = [law.batches[0] / 2 * step for step in steps if law.batches[0] / 2 * step <= law.batches[1]]
+    least, most = law.batches[0] / 2, law.batches[1]
+    ladder = [least * _RUNG**step for step in range(math.floor(math.log(most / least, _RUNG)) + 1)]
     loads = [workload, *(load for total in ladder for load in loads_near(workload, workers, total, law))]
-    for finer in (False, True):
-        for load in loads:
-            try:
-                if not candidates:
-                    candidates, more = best_candidates(cluster, load, workers, space, law, fit)
-                    tried += more
-                ghost = ghost_of(cluster, load, workers, fit)
-                ways = [replace(one, ghost_batch=ghost) for one in candidates]
-                priced.append((min(expected_seconds(cluster, load, way, law, fit) for way in ways), load))
-                tried += len(ways)
-            except MegabatchError:
-                continue
-        if not priced:
-            raise ConfigError(
-                f"no total batch from {law.batches[0] / 2:,.0f} to {law.batches[1]:,.0f}, whose convergence is known, "
-                f"fits {workers:,} workers; ask for fewer, or give batches with --batch"
-            )
-        if not finer:
-            best = min(priced, key=lambda one: one[0])[1].stages.batch_totals[0]
-            loads = [load for part in _FINER for load in loads_near(workload, workers, part * best, law)]
-    least, found = min(priced, key=lambda one: one[0])
+    tried = 0
+    if not candidates:
+        candidates, tried = _first_candidates(cluster, loads, workers, space, law, fit)
+    priced = _price(cluster, loads, candidates, law, fit)
+    best = min(priced, key=lambda one: one[0])[1].stages.batch_totals[0]
+    finer = [load for part in _FINER for load in loads_near(workload, workers, part * best, law)]
+    priced += _price(cluster, finer, candidates, law, fit)
+    seconds, found = min(priced, key=lambda one: one[0])
     own, start = next((one for one, load in priced if load is workload), math.inf), cluster.initialisation_seconds.value
-    return (workload if own - start < DRAW * (least - start) else found), tried
+    chosen = workload if own - start < DRAW * (seconds - start) else found
+    return chosen, tried + len(priced) * len(candidates)
+
+
+def _first_candidates(
+    cluster: Cluster,
+    loads: Sequence[Workload],
+    workers: int,
+    space: Space,
+    law: ConvergenceLaw,
+    fit: StepFit | None,
+) -> tuple[list[Candidate], int]:
+    """The best ways to run the first of the loads that can be run at all."""
+    for load in loads:
+        with contextlib.suppress(MegabatchError):
+            return best_candidates(cluster, load, workers, space, law, fit)
+    raise ConfigError(
+        f"no total batch from {law.batches[0] / 2:,.0f} to {law.batches[1]:,.0f}, whose convergence is known, fits "
+        f"{workers:,} workers; ask for fewer, or give batches with --batch"
+    )
+
+
+def _price(
+    cluster: Cluster,
+    loads: Sequence[Workload],
+    candidates: Sequence[Candidate],
+    law: ConvergenceLaw,
+    fit: StepFit | None,
+) -> list[tuple[float, Workload]]:
+    """Seconds of every load that can be run, by the best of the candidates."""
+    found = []
+    for load in loads:
+        with contextlib.suppress(MegabatchError):
+            ghost = ghost_of(cluster, load, candidates[0].workers, fit)
+            ways = [replace(one, ghost_batch=ghost) for one in candidates]
+            found.append((min(expected_seconds(cluster, load, way, law, fit) for way in ways), load))
+    return found
 
 
 def loads_near(workload: Workload, workers: int, batch_total: float, law: ConvergenceLaw) -> list[Workload]:
