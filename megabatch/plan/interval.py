@@ -110,7 +110,7 @@ def reach_warnings(reach: Reach) -> list[str]:
         times = 2**reach.workers
         found.append(f"{times:,.{0 if times > 9.5 else 1}f} times the workers {reach.known_workers}{far}")
     if reach.batch > 0.01:
-        found.append(f"local batch {2**reach.batch:.3g} times outside the calibrated ones")
+        found.append(f"local batch of a pass {2**reach.batch:.3g} times outside the calibrated ones")
     if reach.evidence == "same stack":
         found.append("calibrated on another machine with the same software")
     if reach.evidence == "other stack":

@@ -99,18 +99,19 @@ def best_batch(
 ) -> tuple[Workload, int]:
     """The workload at the total batch that reaches the target soonest on these workers, and how many were tried.
 
-    `candidates` are the best ways to run the recipe's own batch, none when it cannot be run. One of them suits other
-    batches too, so a whole search is made again only for the batch that wins.
+    `candidates` are the best ways to run the recipe's own batch, none when it cannot be run. They and those of a
+    middling batch suit the others well enough to compare: a whole search is made again only for the one that wins.
 
     Raises:
         ConfigError: no batch with known convergence fits the workers.
     """
     least, most = law.batches[0] / 2, law.batches[1]
     ladder = [least * _RUNG**step for step in range(math.floor(math.log(most / least, _RUNG)) + 1)]
-    loads = [workload, *(load for total in ladder for load in loads_near(workload, workers, total, law))]
-    tried = 0
-    if not candidates:
-        candidates, tried = _first_candidates(cluster, loads, workers, space, law, fit)
+    constant = [load for total in ladder for load in loads_near(workload, workers, total, law, doubled=False)]
+    loads = [workload, *constant]
+    # Buckets and grids that suit the middle of the ladder need not suit the recipe's batch, and the other way round.
+    others, tried = _first_candidates(cluster, [*constant[len(constant) // 2 :], *loads], workers, space, law, fit)
+    candidates = list(dict.fromkeys([*candidates, *others]))
     priced = _price(cluster, loads, candidates, law, fit)
     best = min(priced, key=lambda one: one[0])[1].stages.batch_totals[0]
     finer = [load for part in _FINER for load in loads_near(workload, workers, part * best, law)]
@@ -156,8 +157,10 @@ def _price(
     return found
 
 
-def loads_near(workload: Workload, workers: int, batch_total: float, law: ConvergenceLaw) -> list[Workload]:
-    """The recipe near a total batch, where convergence is known: constant, and doubled after a third of the way.
+def loads_near(
+    workload: Workload, workers: int, batch_total: float, law: ConvergenceLaw, *, doubled: bool = True
+) -> list[Workload]:
+    """The recipe near a total batch, where convergence is known: constant, and `doubled` after a third of the way.
 
     Either whole ghost batches, wherever they fall, or as many pictures for every worker, with a smaller ghost where
     that is needed; and the recipe's own stages at that size.
@@ -170,8 +173,9 @@ def loads_near(workload: Workload, workers: int, batch_total: float, law: Conver
     found = []
     for total, size in sorted(sizes):
         third = float(round(law.at(total).epochs / 3))
-        found += [workload.with_batch(BatchStages((0.0,), (total,)), size)]
-        found += [workload.with_batch(BatchStages((0.0, third), (total, 2 * total)), size)]
+        found.append(workload.with_batch(BatchStages((0.0,), (total,)), size))
+        if doubled:
+            found.append(workload.with_batch(BatchStages((0.0, third), (total, 2 * total)), size))
     if len(own.batch_totals) > 1:
         factor = batch_total / own.batch_totals[0]
         totals = tuple(max(1, round(factor * total / ghost)) * ghost for total in own.batch_totals)

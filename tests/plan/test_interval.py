@@ -19,7 +19,7 @@ def test_holds_four_of_five() -> None:
     ("reach", "words"),
     [
         (Reach(workers=5), "32 times the workers"),
-        (Reach(batch=1), "local batch 2 times outside"),
+        (Reach(batch=1), "local batch of a pass 2 times outside"),
         (Reach(evidence="same stack"), "another machine"),
         (Reach(evidence="other stack"), "another software stack"),
         (Reach(evidence="other framework"), "another framework"),
