@@ -110,7 +110,8 @@ def _print_reservations(out: Console, result: PlanResult, evidence: Evidence, wo
 
 
 def _print_note(out: Console, label: str, text: str) -> None:
-    lines = textwrap.wrap(f"{label}: {text}", max(60, out.width), subsequent_indent="  ")
+    width = max(60, out.width)
+    lines = textwrap.wrap(f"{label}: {text}", width, subsequent_indent="  ", break_on_hyphens=False)
     out.print(escape("\n".join(lines)).replace(f"{label}:", f"[yellow]{label}:[/yellow]", 1))
 
 
@@ -168,7 +169,7 @@ def _print_facts(out: Console, chosen: Prediction) -> None:
     if chosen.cost is not None:
         facts.append(("cost", _spread(chosen.cost, "{:,.2f}"), escape(chosen.currency)))
     for name, value, remark in facts:
-        out.print(f"  {name:<20} {value:<{24 if remark else 0}} [dim]{remark}[/dim]".rstrip())
+        out.print(f"  {name:<20} {value:<24} [dim]{remark}[/dim]" if remark else f"  {name:<20} {value}")
 
 
 def _time(value: Interval) -> str:
