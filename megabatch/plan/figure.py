@@ -108,7 +108,8 @@ def draw_plan(result: PlanResult, cluster: Cluster, workload: Workload, path: Pa
                 right.bar(labels, heights, bottom=bottom, color=colour, label=part, width=0.7)
                 bottom = [below + height for below, height in zip(bottom, heights, strict=True)]
         right.set(ylabel="per cent of an update", ylim=(0, 100), xlabel="workers, time of an update")
-        right.set_title("what an update consists of, along the front", loc="left", pad=22)
+        cut = f" (its {len(shown)} largest)" if len(shown) < len(front) else ""
+        right.set_title(f"what an update consists of, along the front{cut}", loc="left", pad=22)
         right.tick_params(axis="x", labelsize=7)
         right.legend(fontsize=7, frameon=False, ncols=4, loc="lower left", bbox_to_anchor=(-0.02, 1.0), borderpad=0)
         figure.tight_layout()
