@@ -15,3 +15,8 @@ class ModelConfig(Section):
     name: str = "resnet50"
     zero_gamma: Literal["none", "every_block", "last_block_of_stage"] = "every_block"
     width: PositiveInt | None = None
+
+    @property
+    def label(self) -> str:
+        """The name, with the width where that is not the network's own: what tells step times apart."""
+        return self.name if self.width is None else f"{self.name} of width {self.width}"

@@ -102,6 +102,20 @@ class ConvergenceLaw:
             done += (next_start - start) / here.epochs
         return Epochs(end, max(deviations), tuple(warnings))
 
+    def stretched(self, stages: BatchStages, epochs: float) -> BatchStages:
+        """Stages made for a run of so many epochs, at the same parts of the way to the target.
+
+        As `megabatch train --epochs` stretches them: rates and batches that change together still do.
+        """
+        parts = [start / epochs for start in stages.from_epochs]
+        lengths = [end - start for start, end in zip(parts, [*parts[1:], 1.0], strict=True)]
+        whole = 1 / sum(
+            length / self.at(batch_total).epochs
+            for length, batch_total in zip(lengths, stages.batch_totals, strict=True)
+            if length > 0
+        )
+        return BatchStages(tuple(round(part * whole, 3) for part in parts), stages.batch_totals)
+
 
 def mlperf_law() -> ConvergenceLaw:
     """The law of the shipped points."""
@@ -198,10 +212,10 @@ def read_study(path: str | Path, target: float | None) -> ConvergenceLaw:
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
+            reader.fieldnames = columns = [name.strip() for name in reader.fieldnames or ()]
             rows = [(reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"study '{path}' cannot be read ({error}); give the CSV of `megabatch study`") from None
-    columns = [str(name) for name in rows[0][1]] if rows else []
     batch_key, epoch_key, top1_key = (_first(columns, keys) for keys in (_BATCH_KEYS, _EPOCH_KEYS, _TOP1_KEYS))
     if not batch_key or not epoch_key:
         raise DataError(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,7 +176,8 @@ def _with_json(found: Evidence, path: Path) -> Evidence:
 def _with_step_times(found: Evidence, path: Path, content: dict[str, Any]) -> Evidence:
     times = step_times_from_data(content, f"'{path}'")
     _refuse_other_device(times.device, found.cluster, f"'{path}'")
-    scatter = Quantity(max(times.deviation, 0.001), "measured", str(path))
+    fewest = max(2, min(row.iterations for row in times.rows))
+    scatter = Quantity(max(times.deviation, 0.001), "measured", str(path), 1 / math.sqrt(2 * (fewest - 1)))
     cluster = dataclasses.replace(
         found.cluster, compute=times.table, straggler_deviation=scatter, measured_workers=times.workers
     )

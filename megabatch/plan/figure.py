@@ -85,7 +85,10 @@ def draw_plan(result: PlanResult, cluster: Cluster, workload: Workload, path: Pa
             zorder=5,
         )
         left.set(
-            xscale="log", yscale="log", xlabel=f"{unit} (initialisation included)", ylabel="training time, seconds"
+            xscale=_scale([_bill(one) for one in result.candidates]),
+            yscale=_scale([_seconds(one) for one in result.candidates]),
+            xlabel=f"{unit} (initialisation included)",
+            ylabel="training time, seconds",
         )
         for axis in (left.xaxis, left.yaxis):
             axis.set_major_formatter(FuncFormatter(_plain))
@@ -108,8 +111,8 @@ def draw_plan(result: PlanResult, cluster: Cluster, workload: Workload, path: Pa
                 right.bar(labels, heights, bottom=bottom, color=colour, label=part, width=0.7)
                 bottom = [below + height for below, height in zip(bottom, heights, strict=True)]
         right.set(ylabel="per cent of an update", ylim=(0, 100), xlabel="workers, time of an update")
-        cut = f" (its {len(shown)} largest)" if len(shown) < len(front) else ""
-        right.set_title(f"what an update consists of, along the front{cut}", loc="left", pad=22)
+        cut = f", {len(shown)} largest" if len(shown) < len(front) else ""
+        right.set_title(f"parts of an update, along the front{cut}", loc="left", pad=22)
         right.tick_params(axis="x", labelsize=7)
         right.legend(fontsize=7, frameon=False, ncols=4, loc="lower left", bbox_to_anchor=(-0.02, 1.0), borderpad=0)
         figure.tight_layout()
@@ -121,6 +124,11 @@ def draw_plan(result: PlanResult, cluster: Cluster, workload: Workload, path: Pa
                 write_atomically(stem.with_suffix(suffix), buffer.getvalue())
         pyplot.close(figure)
     write_atomically(stem.with_suffix(".csv"), _table(result))
+
+
+def _scale(values: list[float]) -> str:
+    """Powers of ten need a few of them to show; near values do better without."""
+    return "log" if max(values) > 5 * min(values) else "linear"
 
 
 def _plain(value: float, _position: int | None = None) -> str:

@@ -64,7 +64,8 @@ class Interval:
 class Reach:
     """How far a prediction is from what was calibrated.
 
-    workers, batch: doublings outside the calibrated range. known_workers: how many were calibrated, in words.
+    workers, batch: doublings outside the calibrated range; `workers` below 0: fewer than were measured, where that
+    matters. known_workers: how many were calibrated, in words.
     evidence: a key of `EVIDENCE`.
     lack_of_fit: how far the calibrated rows lie off the model themselves.
     mixed_measurement: the rows are known to contain other work than training steps.
@@ -105,6 +106,8 @@ def reach_deviation(reach: Reach) -> float:
 def reach_warnings(reach: Reach) -> list[str]:
     """The reasons for a wider interval, for people."""
     found = []
+    if reach.workers < -0.01:
+        found.append(f"{2**-reach.workers:,.1f} times fewer workers than those {reach.known_workers}")
     if reach.workers > 0.01:
         far = f"; over {_WARN_BEYOND} times is far outside" if reach.workers > math.log2(_WARN_BEYOND) else ""
         times = 2**reach.workers

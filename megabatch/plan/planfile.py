@@ -65,13 +65,13 @@ def plan_as_data(
     """Everything of a plan, as plain data: also what `--json` prints.
 
     overrides, scale, epochs: as the user typed them after `megabatch plan`. Epochs to a target are taken from the
-    prediction and rounded up to a tenth.
+    prediction and rounded up to three digits.
     """
     chosen = result.chosen
     bucket = chosen.candidate.bucket_mb
     assumed = workload.epochs
     if not math.isclose(chosen.epochs.middle, workload.epochs):  # those to a target
-        assumed = epochs = math.ceil(10 * chosen.epochs.middle - 1e-6) / 10
+        assumed = epochs = _rounded_up(chosen.epochs.middle)
     settings: dict[str, Any] = {
         "comm.algorithm": chosen.candidate.algorithm,
         "comm.bucket_mb": bucket if math.isfinite(bucket) else workload.bucket_mb_of_all,
@@ -227,6 +227,12 @@ def _over_other_epochs(planned: PlannedRun, epochs: float) -> PlannedRun:
             text = " ".join(f"{start!r}:{total}" for start, total in zip(starts, stages.batch_totals, strict=True))
         kept.append(f"{_BATCH}={json.dumps(text)}")
     return dataclasses.replace(planned, overrides=tuple(kept), epochs=epochs)
+
+
+def _rounded_up(epochs: float) -> float:
+    """To three digits, so that a short run does not become a longer one."""
+    unit = 10.0 ** (math.floor(math.log10(epochs)) - 2)
+    return round(math.ceil(epochs / unit - 1e-6) * unit, 9)
 
 
 def _interval(value: Interval) -> dict[str, float]:

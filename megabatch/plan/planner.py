@@ -80,10 +80,14 @@ def plan(
 ) -> PlanResult:
     """Search and choose. Without `batches` the recipe's own is tried, and with a law others beside it.
 
+    With a law the recipe's own stages are stretched to the epochs that the target takes; `batches` are taken as given.
+
     Raises:
         ConfigError: nothing fits, with the reason of the last refusal; or the goal cannot be met, with the nearest.
     """
     space = space or Space()
+    if law is not None and not batches and math.isfinite(law.for_stages(workload.stages).epochs):
+        workload = workload.with_batch(law.stretched(workload.stages, workload.epochs))
     found: list[tuple[Prediction, Workload]] = []
     considered = 0
     left_out: dict[str, str] = {}

@@ -136,7 +136,7 @@ def predict(
         currency=cluster.currency,
         largest_part=step.largest_part,
         warnings=tuple(dict.fromkeys([*warnings, *epochs.warnings])),
-        notes=tuple(dict.fromkeys(notes)),
+        notes=tuple(dict.fromkeys([*workload.notes, *notes])),
     )
 
 

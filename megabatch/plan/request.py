@@ -7,10 +7,11 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from megabatch.comm.phases import ALGORITHMS
 from megabatch.comm.shape import parse_grid
-from megabatch.errors import ConfigError, nearest
+from megabatch.errors import ConfigError, MegabatchError, nearest
 from megabatch.plan.cluster import cluster_names, load_cluster
 from megabatch.plan.convergence import MLPERF_TARGET, ConvergenceLaw, mlperf_law, read_study
 from megabatch.plan.evidence import Evidence, gather
@@ -19,6 +20,7 @@ from megabatch.plan.planner import Goal, PlanResult, plan, worker_counts
 from megabatch.plan.search import Space
 from megabatch.plan.step_fit import fit_as_data
 from megabatch.plan.workload import IMAGENET_TRAIN, Workload, workload_of
+from megabatch.recipes import load_config
 from megabatch.report.record import write_atomically
 from megabatch.schedule.batch import BatchStages, parse_stages
 
@@ -91,6 +93,7 @@ def answer(request: PlanRequest) -> None:
         check = crosscheck.check_plan(cluster, workload, result.chosen.candidate)
         data["check"] = check.as_data()
     if request.output is not None:
+        _refuse_what_cannot_be_followed(data, request)
         write_atomically(request.output, json.dumps(data, indent=1) + "\n")
     if request.figure is not None:
         from megabatch.plan.figure import draw_plan
@@ -154,6 +157,15 @@ def parse_duration(text: str) -> float:
     return seconds
 
 
+def _refuse_what_cannot_be_followed(data: dict[str, Any], request: PlanRequest) -> None:
+    """Read the settings of a plan as `megabatch train --plan` will; better now than on a cluster."""
+    settings = [f"{key}={json.dumps(value)}" for key, value in data["settings"].items()]
+    try:
+        load_config(request.recipe, [*data["overrides"], *settings], scale=data["scale"], epochs=data["epochs"])
+    except MegabatchError as error:
+        raise ConfigError(f"the plan could not be followed: {error}") from None
+
+
 def _goal(request: PlanRequest) -> Goal:
     if request.objective not in ("time", "cost"):
         raise ConfigError(f"objective '{request.objective}' is unknown; choose time or cost")
@@ -167,10 +179,12 @@ def _law(request: PlanRequest, workload: Workload) -> ConvergenceLaw | None:
     target = None if request.target is None else request.target / 100 if request.target > 1 else request.target
     if target is not None and not 0 < target < 1:
         raise ConfigError(f"target {request.target:g} is no accuracy; give top-1 in per cent, such as 75.9")
-    if target is not None and request.epochs is not None:
+    typed = [text for text in request.overrides if text.partition("=")[0].strip() == "train.epochs"]
+    typed += [] if request.epochs is None else [f"--epochs {request.epochs:g}"]
+    if typed and (target is not None or request.study is not None):
         raise ConfigError(
-            f"--epochs {request.epochs:g} and --target {request.target:g} were given: a target takes as many epochs as "
-            "it takes; leave one of them out"
+            f"{typed[0]} was given beside --target or --study, which say how many epochs it takes; leave one of them "
+            "out"
         )
     if request.study is not None:
         return read_study(request.study, target)

@@ -72,7 +72,7 @@ def read_run_times(folder: Path) -> RunTimes:
         )
     middle, share = statistics.median(seconds), statistics.median(shares)
     return RunTimes(
-        config.model.name,
+        config.model.label,
         ghost,
         middle,
         _noise(seconds, middle),

@@ -172,14 +172,15 @@ def loads_near(
     sizes = {(whole, ghost), (even * workers, min(ghost, even))}
     found = []
     for total, size in sorted(sizes):
-        third = float(round(law.at(total).epochs / 3))
+        third = round(law.at(total).epochs / 3, 1)
         found.append(workload.with_batch(BatchStages((0.0,), (total,)), size))
-        if doubled:
+        if doubled and third > 0:
             found.append(workload.with_batch(BatchStages((0.0, third), (total, 2 * total)), size))
     if len(own.batch_totals) > 1:
         factor = batch_total / own.batch_totals[0]
         totals = tuple(max(1, round(factor * total / ghost)) * ghost for total in own.batch_totals)
-        found.append(workload.with_batch(BatchStages(own.from_epochs, totals)))
+        shape = BatchStages(own.from_epochs, totals)
+        found.append(workload.with_batch(law.stretched(shape, law.for_stages(own).epochs)))
     least, most = law.batches
     return [
         load for load in found if least / 2 <= load.stages.batch_totals[0] and max(load.stages.batch_totals) <= most
@@ -203,6 +204,8 @@ def _least(priced: Sequence[tuple[float, Candidate]], usual_mb: float) -> tuple[
 
 
 def _shapes_for(cluster: Cluster, algorithm: str, workers: int) -> list[GridShape]:
+    if workers == 1:
+        return [GridShape((1, 1))]
     if cluster.calibration is not None:
         return [cluster.calibration.shape]
     if algorithm in FLAT_ALGORITHMS:

@@ -167,7 +167,7 @@ def step_deviation(
     other_model = _OTHER_MODEL if _other_work(cluster, workload, fit) else 0.0
     squares = 0.0
     # A fit knows the step with the backend's own all-reduce; another's differs from it by what the links say.
-    for knob in KNOBS if fit is None else NETWORK_KNOBS:
+    for knob in KNOBS if fit is None else (*NETWORK_KNOBS, "loader"):
         # Both ways, and as far as it may be: a loader that hardly binds may bind much more.
         if deviation := cluster.deviation(knob):
             changed = [_changed(cluster, knob, math.exp(sign * deviation)) for sign in (1, -1)]
@@ -256,15 +256,17 @@ def _rough_seconds(
 
 def _reach(cluster: Cluster, candidate: Candidate) -> Reach:
     """A cluster file knows one node; a calibration knows the world it was measured in."""
-    if cluster.calibration is not None:
+    if cluster.measured_here and cluster.measured_workers:
+        known, what = cluster.measured_workers, "that computed at a time when steps were measured"
+    elif cluster.calibration is not None:
         known, what = cluster.calibration.shape.num_ranks, "of the measured grid"
     elif cluster.measured_here:
-        known, what = cluster.measured_workers or candidate.workers, "that computed at a time when steps were measured"
+        return Reach()
     else:
         known, what = cluster.workers_per_node, "of one node, which is what the cluster file knows"
     far = math.log2(candidate.workers / known)
     # Fewer workers than were measured share one machine's cores in another way, too.
-    return Reach(workers=abs(far) if cluster.measured_here else max(0.0, far), known_workers=f"{what} ({known:,})")
+    return Reach(workers=far if far > 0 or cluster.measured_here else 0.0, known_workers=f"{what} ({known:,})")
 
 
 def _measured_network(cluster: Cluster, workload: Workload, fit: StepFit | None) -> tuple[str, int]:

@@ -76,6 +76,8 @@ class Workload:
     algorithm: str = "backend"
     branches: tuple[Branch, ...] = ()
     image_size: int = 224
+    max_updates: int = 0
+    notes: tuple[str, ...] = ()
 
     @property
     def gradient_bytes(self) -> int:
@@ -112,10 +114,19 @@ class Workload:
             samples = round(branch.epochs * stretched * self.num_train)
             alone = BatchStages((0.0,), (batch_total,))
             counts.append((batch_total, count_updates(alone, self.ghost_batch, self.num_train, samples)))
-        return counts
+        return _at_most(counts, self.max_updates)
 
     def _total(self, branch: Branch, stretched: float) -> int:
         return branch.batch_total or self.stages.at(branch.at_epoch * stretched)
+
+
+def _at_most(counts: list[tuple[int, int]], limit: int) -> list[tuple[int, int]]:
+    """The first `limit` updates of all; 0: no limit."""
+    left, found = limit or sum(number for _, number in counts), []
+    for batch_total, number in counts:
+        found.append((batch_total, min(number, left)))
+        left -= found[-1][1]
+    return found
 
 
 @cache
@@ -173,14 +184,14 @@ def workload_from_config(config: Config, name: str, layers: tuple[Layer, ...] | 
     """The workload of settings already read."""
     work = 0.0
     if layers is None:
-        layers, work = model_layers(config.model.name)
+        layers, work = model_layers(config.model.label)
         work *= (config.data.image_size / 224) ** 2
     num_train, num_val = _num_pictures(config)
     stages, collapse = parse_stages(config.train.batch_total), config.collapse
     at_epochs = collapse.at_epochs if collapse else ()
     return Workload(
         name=name,
-        model=config.model.name,
+        model=config.model.label,
         layers=layers,
         stages=stages,
         ghost_batch=config.train.ghost_batch,
@@ -194,13 +205,21 @@ def workload_from_config(config: Config, name: str, layers: tuple[Layer, ...] | 
         algorithm=config.comm.algorithm,
         branches=tuple(Branch(at, collapse.epochs, collapse.batch_total or 0) for at in at_epochs if collapse),
         image_size=config.data.image_size,
+        max_updates=config.train.max_updates,
+        notes=("the batch may grow by itself (batch_control.adaptive); the stages are priced as they stand",)
+        if config.batch_control and config.batch_control.adaptive
+        else (),
     )
 
 
 def _num_pictures(config: Config) -> tuple[int, int]:
     """Pictures to train on and to evaluate; a part of the set where the recipe takes a part."""
     num_train, num_val = _whole_set(config)
-    return min(config.data.max_train_pictures or num_train, num_train), num_val
+    held_out = config.data.held_out_pictures
+    num_train = min(config.data.max_train_pictures or num_train, num_train - held_out)
+    if num_train < 1:
+        raise ConfigError(f"data.held_out_pictures {held_out:,} leaves nothing to train on; hold out fewer")
+    return num_train, held_out or num_val
 
 
 def _whole_set(config: Config) -> tuple[int, int]:

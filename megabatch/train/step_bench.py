@@ -150,7 +150,7 @@ def _measure(request: StepBenchRequest, device: Any, together: Any) -> dict[str,
         shares.append(statistics.median(backward / seconds for seconds, backward in times))
     return {
         "megabatch_step_times": 1,
-        "model": config.model.name,
+        "model": config.model.label,
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
         "backward_share": statistics.median(shares),

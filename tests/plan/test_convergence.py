@@ -124,3 +124,13 @@ def test_repeats_tell_chance_from_a_fall() -> None:
     assert fit_law(fall(0.15, 0.20), 0.9, "made up").scatter > 0.1
     with pytest.raises(DataError, match="epochs fall"):
         fit_law(fall(0.6, 0.20), 0.9, "made up")
+
+
+def test_stages_keep_their_parts_of_the_way() -> None:
+    """Half the epochs at each batch: the way is 1 / (0.5 / E(a) + 0.5 / E(b)) epochs long."""
+    law = mlperf_law()
+    stages = law.stretched(parse_stages("0:4096 45:32768"), 90)
+    whole = 1 / (0.5 / law.at(4096).epochs + 0.5 / law.at(32768).epochs)
+    assert list(stages.from_epochs) == pytest.approx([0.0, whole / 2], abs=1e-3)
+    assert law.for_stages(stages).epochs == pytest.approx(whole, rel=1e-3)
+    assert law.stretched(parse_stages(8192), 90) == parse_stages(8192)

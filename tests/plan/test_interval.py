@@ -37,6 +37,8 @@ def test_distance_widens_and_is_told(reach: Reach, words: str) -> None:
 def test_a_few_more_workers_are_told_apart_from_far_more() -> None:
     assert reach_warnings(Reach(workers=1)) == ["2.0 times the workers that were calibrated"]
     assert "far outside" in reach_warnings(Reach(workers=5))[0]
+    assert reach_warnings(Reach(workers=-1)) == ["2.0 times fewer workers than those that were calibrated"]
+    assert reach_deviation(Reach(workers=-1)) == reach_deviation(Reach(workers=1))
 
 
 def test_rows_that_disagree_widen_and_are_told() -> None:

@@ -13,6 +13,8 @@ from megabatch.plan import crosscheck
 from megabatch.plan.crosscheck import CheckedBucket, Crosscheck
 from megabatch.plan.planfile import read_plan
 from megabatch.plan.request import PlanRequest, answer, cluster_lines, parse_duration, run
+from megabatch.plan.workload import workload_from_config
+from megabatch.recipes import load_config
 
 RESNET = ("model.name=resnet50", "data.image_size=224")
 
@@ -72,6 +74,10 @@ def test_durations() -> None:
         ({"target": 75.9}, "are of resnet50 on ImageNet"),
         ({"recipe": "goyal2017", "overrides": ("model.name=resnet101",), "target": 75.9}, "trains resnet101"),
         ({"target": 75.9, "epochs": 10.0}, "leave one of them out"),
+        (
+            {"recipe": "goyal2017", "overrides": ("train.epochs=30",), "target": 75.9},
+            "train.epochs=30 was given",
+        ),
         ({"family": "nvidia:dgx1"}, "no table was given"),
         ({"epochs": 1e-9}, "trains nothing"),
         ({"objective": "fun"}, "choose time or cost"),
@@ -91,3 +97,31 @@ def test_mistakes_are_one_clear_line(changed: dict[str, object], words: str) -> 
     with pytest.raises(Exception, match=words) as caught:
         run(PlanRequest(**(given | changed)))  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
+
+
+def test_stages_are_stretched_to_the_target_as_schedules_are(tmp_path: Path) -> None:
+    """What is written is what `megabatch train` makes of it: the same stages, at the same parts of the way."""
+    asked = PlanRequest("adabatch2017", "dgx-a100", "64", target=75.9, output=tmp_path / "plan.json", as_json=True)
+    result = run(asked).result
+    own = [one for one in result.candidates if one.batch.count(",") > 3]
+    assert own
+    answer(dataclasses.replace(asked, batches=(), algorithms=("backend",)))
+    planned = read_plan(tmp_path / "plan.json")
+    config = load_config("adabatch2017", list(planned.overrides), epochs=planned.epochs)
+    made = workload_from_config(config, "adabatch2017")
+    updates = sum(number for _, number in made.updates_by_stage(made.epochs))
+    assert updates == pytest.approx(planned.prediction["updates"], rel=0.02)
+
+
+def test_a_plan_that_could_not_be_followed_is_not_written(tmp_path: Path) -> None:
+    asked = PlanRequest(
+        "codreanu2017",
+        "abci",
+        "896",
+        target=75.9,
+        overrides=("collapse.at_epochs=[60.0]",),
+        output=tmp_path / "plan.json",
+    )
+    with pytest.raises(ConfigError, match=r"could not be followed: .*trunk ends"):
+        answer(asked)
+    assert not (tmp_path / "plan.json").exists()

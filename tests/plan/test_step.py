@@ -166,3 +166,10 @@ def test_a_loader_that_hardly_binds_may_bind_more() -> None:
         for certainty in ("measured", "unknown")
     )
     assert step_deviation(unsure, workload(), TORUS, 32768) > 1.2 * step_deviation(sure, workload(), TORUS, 32768)
+    fit = fit_steps([row(8, 408.0), row(64, 51.0)])
+    vague, clear = (
+        dataclasses.replace(laboratory(), loader_images_per_second=Quantity(500.0, certainty))
+        for certainty in ("unknown", "measured")
+    )
+    with_rows = [step_deviation(one, workload(), TORUS, 32768, fit) for one in (vague, clear)]
+    assert with_rows[0] > 2 * with_rows[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from itertools import accumulate
 
@@ -107,3 +108,19 @@ def test_a_recipe_becomes_a_workload() -> None:
     with pytest.raises(ConfigError, match="no layer list"):
         workload_of("demo")
     assert workload_of("demo", layers=two_layers()).gradient_bytes == 4_000_000
+
+
+def test_pictures_held_out_and_a_limit_of_updates_count() -> None:
+    layers = two_layers()
+    held = workload_of("demo", ["data.held_out_pictures=20000"], layers)
+    assert (held.num_train, held.num_val) == (40_000, 20_000)
+    limited = workload_of("demo", ["train.max_updates=8"], layers)
+    assert sum(number for _, number in limited.updates_by_stage(limited.epochs)) == 8
+    staged = dataclasses.replace(workload("0:1024 0.5:2048", ghost=32), max_updates=700)
+    assert [number for _, number in staged.updates_by_stage(90)] == [626, 74]
+
+
+def test_another_width_is_another_network() -> None:
+    assert workload_of("demo", ["model.width=64"], two_layers()).model == "resnet8 of width 64"
+    with pytest.raises(ConfigError, match="no layer list"):
+        workload_of("goyal2017", ["model.width=32"])
