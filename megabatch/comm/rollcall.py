@@ -47,18 +47,29 @@ def roll_call(
 ) -> dict[int, Note]:
     """Leave `note` and return the notes of all ranks that left one, by rank, the own one included.
 
-    Listens until no further note has come for `settle_seconds`, at most `limit_seconds`; a store that no
-    longer answers - its host may be what was lost - yields the own note alone, in the same time.
+    Listens until no further note has come for `settle_seconds`, at most `limit_seconds`, and reads each note as it
+    comes: the rank that holds the store may be the first to leave. A store that no longer answers - its host may be
+    what was lost - yields the notes read so far, in the same time.
     """
     notes = {note.rank: note}
 
     def listen() -> None:
-        store.set(_key(note.rank), json.dumps(asdict(note)))
+        own = store.add("places", 1)
+        store.set(_key(own), json.dumps(asdict(note)))
         store.add("count", 1)
-        _wait_until_settled(lambda: store.add("count", 0), world_size, settle_seconds, limit_seconds)
-        for rank in range(world_size):
-            if rank not in notes and store.check([_key(rank)]):
-                notes[rank] = Note(**json.loads(store.get(_key(rank))))
+        read = {own}
+
+        def read_new() -> int:
+            count = store.add("count", 0)
+            if count > len(read):
+                for place in range(1, store.add("places", 0) + 1):
+                    if place not in read and store.check([_key(place)]):
+                        other = Note(**json.loads(store.get(_key(place))))
+                        notes.setdefault(other.rank, other)
+                        read.add(place)
+            return count
+
+        _wait_until_settled(read_new, world_size, settle_seconds, limit_seconds)
 
     thread = threading.Thread(target=_quietly(listen), name="roll-call", daemon=True)
     thread.start()
@@ -128,8 +139,9 @@ def _quietly(listen: Callable[[], None]) -> Callable[[], None]:
     return run
 
 
-def _key(rank: int) -> str:
-    return f"rank {rank}"
+def _key(place: int) -> str:
+    """Notes lie in the order in which they came, so that nobody has to ask for those that never will."""
+    return f"note {place}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:

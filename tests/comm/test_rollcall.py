@@ -37,6 +37,28 @@ def test_a_full_roll_call_does_not_wait() -> None:
     assert all(len(notes) == 4 for notes in heard)
 
 
+class _LeavingStore(HashStore):
+    """A store that leaves with the rank that holds it: after so many notes were read nothing answers any more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = threading.Event()
+
+    def add(self, key: str, amount: int) -> int:
+        if self.left.is_set():
+            raise RuntimeError("Connection reset by peer")
+        return super().add(key, amount)
+
+
+def test_notes_are_read_as_they_come_for_who_holds_the_store_may_leave_first() -> None:
+    store = _LeavingStore()
+    with ThreadPoolExecutor(2) as pool:
+        early = pool.submit(roll_call, store, _note(1), 4, settle_seconds=20, limit_seconds=20)
+        assert sorted(roll_call(store, _note(0), 4, settle_seconds=1.0)) == [0, 1]
+        store.left.set()
+        assert sorted(early.result()) == [0, 1]
+
+
 class _StuckStore(HashStore):
     """A store whose host was lost: nothing comes back."""
 
