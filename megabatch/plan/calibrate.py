@@ -8,11 +8,11 @@ the pictures is small:
     scatter * 256 * m(64) 3.5 % +- 3.5 %             jitter * m(64) 1 % +- 1 %
 
 and every row counts with 3 % of its step, the lack of fit of a straight line through differently tuned systems; with
-more where the rows at hand lie further off their line. Jitter apart, a judgement
-because rows of at most 64 workers cannot tell it from scatter (docs/results/planning.md), these parts maximise the likelihood of such rows of MLPerf (`python -m benchmarks.plan_priors`),
-rounded; no larger system is in them. What the rows at hand say moves the parameters away from there; what they do not
-say stays as uncertain as the prior, and the intervals show it. Rows of other software stacks share one common factor
-each, of unknown size (see `interval.EVIDENCE`).
+more where the rows at hand lie further off their line. Jitter is a judgement, because rows of at most 64 workers cannot
+tell it from scatter (docs/results/planning.md); the other parts maximise the likelihood of such rows of MLPerf
+(`python -m benchmarks.plan_priors`), rounded, and no larger system is in them. What the rows at hand say moves the
+parameters away from there; what they do not say stays as uncertain as the prior, and the intervals show it. Rows of
+other software stacks share one common factor each, of unknown size (see `interval.EVIDENCE`).
 """
 
 from __future__ import annotations
