@@ -10,7 +10,7 @@ HAS_SIMGRID := $(BIN)/python -c "import sys; from megabatch.plan.simgrid import 
 .PHONY: help setup demo study browser simgrid docs test test-all check clean
 
 help:
-	@echo "make demo      train the demo recipe with four workers in a 2x2 grid on real pictures"
+	@echo "make demo      train the demo recipe with four workers in a 2x2 grid on real images"
 	@echo "make study     large batches against a small one, three seeds each, a few minutes"
 	@echo "make test      format, types and the fast tests"
 	@echo "make test-all  the fast tests and the slower proofs"
@@ -31,7 +31,7 @@ demo: setup
 	@if $(BIN)/megabatch data get fashion-mnist; then \
 	  $(BIN)/megabatch train demo --workers $(WORKERS) --grid $(GRID); \
 	else \
-	  echo "Fashion-MNIST cannot be had here: training on generated pictures instead"; \
+	  echo "Fashion-MNIST cannot be had here: training on generated images instead"; \
 	  $(BIN)/megabatch train demo --workers $(WORKERS) --grid $(GRID) --set data.source=generated; \
 	fi
 
@@ -39,7 +39,7 @@ study: setup
 	@if $(BIN)/megabatch data get fashion-mnist; then \
 	  $(BIN)/megabatch study studies/short.toml --jobs 2 --output runs/study-short; \
 	else \
-	  echo "Fashion-MNIST cannot be had here: generated pictures instead, which show that it works and no more"; \
+	  echo "Fashion-MNIST cannot be had here: generated images instead, which show that it works and no more"; \
 	  $(BIN)/megabatch study studies/short.toml --jobs 2 --output runs/study-short-generated \
 	    --set data.source=generated --set data.generated.channels=1; \
 	fi

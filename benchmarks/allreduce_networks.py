@@ -78,19 +78,19 @@ def measure_network(name: str, cells: tuple[CellPlan, ...]) -> tuple[list[CellRe
     """Run all cells of one network; also return what the machine and the emulator say about the run."""
     grid = GRIDS[name]
     network = NETWORKS.get(name)
-    num_ranks = network.world_size if network else 4
+    world_size = network.world_size if network else 4
     with (
         tempfile.TemporaryDirectory(prefix="gate-") as folder,
         laboratory(network) if network else nullcontext() as lab,
     ):
         gate_file = Path(folder) / "gate"
-        make_gate_file(gate_file, num_ranks)
-        launch = lab.fork_ranks if lab else partial(local_ranks, num_ranks)
+        make_gate_file(gate_file, world_size)
+        launch = lab.fork_ranks if lab else partial(local_ranks, world_size)
         start = time.monotonic()
         reports: list[RankReport] = launch(run_cells, grid, cells, gate_file, timeout_seconds=_TIMEOUT_SECONDS)
         conditions = {
             "network": name,
-            "description": network.describe() if network else f"{num_ranks} ranks on loopback",
+            "description": network.describe() if network else f"{world_size} ranks on loopback",
             "grid": grid,
             "seconds": time.monotonic() - start,
             "load_average_after": os.getloadavg()[0],

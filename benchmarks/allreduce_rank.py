@@ -66,10 +66,10 @@ def contribution(rank: int, numel: int) -> torch.Tensor:
     return ((torch.arange(numel) % _PERIOD) * (rank + 3) % 23 + rank).to(torch.float32)
 
 
-def exact_sum(num_ranks: int, numel: int) -> torch.Tensor:
+def exact_sum(world_size: int, numel: int) -> torch.Tensor:
     """The sum of all contributions, computed in whole numbers without any collective."""
     period = torch.arange(_PERIOD)
-    total = sum((period * (rank + 3) % 23 + rank for rank in range(num_ranks)), torch.zeros_like(period))
+    total = sum((period * (rank + 3) % 23 + rank for rank in range(world_size)), torch.zeros_like(period))
     return total.to(torch.float32).repeat(-(-numel // _PERIOD))[:numel]
 
 

@@ -1,9 +1,9 @@
 """A plain DDP training loop, written by hand the way a careful PyTorch user writes it: the peer of engine_overhead.py.
 
-Same network, same pictures, same batch, same ghost batches accumulated under `no_sync`, same augmentation (pad, random
-crop, flip), same optimiser. No checkpoints, no evaluation, no logging but a line with the time.
+Same network, same images, same batch, same ghost batches accumulated under `no_sync`, same augmentation (pad, random
+crop, flip), same optimizer. No checkpoints, no evaluation, no logging but a line with the time.
 
-    torchrun --nproc-per-node 2 -m benchmarks.bare_loop --updates 40
+    torchrun --nproc-per-node 2 -m benchmarks.bare_loop --steps 40
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from megabatch.data.sources import open_source
 from megabatch.model.registry import build_model
 
 
-def augment(pictures: Tensor, padding: int) -> Tensor:
-    """Random shift by up to `padding` and random flip, for [n, channels, height, width] uint8 pictures."""
-    num, _, height, width = pictures.shape
-    padded = F.pad(pictures, [padding] * 4)
+def augment(images: Tensor, padding: int) -> Tensor:
+    """Random shift by up to `padding` and random flip, for [n, channels, height, width] uint8 images."""
+    num, _, height, width = images.shape
+    padded = F.pad(images, [padding] * 4)
     top = torch.randint(0, 2 * padding + 1, (num, 1, 1))
     left = torch.randint(0, 2 * padding + 1, (num, 1, 1))
     rows = top + torch.arange(height).view(1, -1, 1)
@@ -39,7 +39,7 @@ def augment(pictures: Tensor, padding: int) -> Tensor:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--updates", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--batch-total", type=int, default=1024)
     parser.add_argument("--ghost-batch", type=int, default=64)
     parser.add_argument("--output", type=Path, required=True)
@@ -50,7 +50,7 @@ def main() -> None:
     torch.manual_seed(0)
 
     source = open_source("fashion-mnist", None, "train")
-    pictures = torch.from_numpy(source.pictures).permute(0, 3, 1, 2).contiguous()  # type: ignore[attr-defined]
+    images = torch.from_numpy(source.images).permute(0, 3, 1, 2).contiguous()  # type: ignore[attr-defined]
     labels = torch.from_numpy(source.labels)
     network = build_model("resnet8", num_classes=10, in_channels=1).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model = DistributedDataParallel(network, gradient_as_bucket_view=True)
@@ -63,16 +63,16 @@ def main() -> None:
         momentum=0.9,
         nesterov=True,
     )
-    per_rank = options.batch_total // size
-    ghosts = per_rank // options.ghost_batch
+    per_rank = options.global_batch_size // size
+    ghosts = per_rank // options.ghost_batch_size
     order = torch.randperm(len(labels))
     log = options.output.open("w") if rank == 0 else None
-    for update in range(options.updates):
-        start = (update * options.batch_total + rank * per_rank) % (len(labels) - options.batch_total)
+    for step in range(options.steps):
+        start = (step * options.global_batch_size + rank * per_rank) % (len(labels) - options.global_batch_size)
         optimizer.zero_grad(set_to_none=True)
         for ghost in range(ghosts):
-            chosen = order[start + ghost * options.ghost_batch : start + (ghost + 1) * options.ghost_batch]
-            batch = augment(pictures[chosen], padding=2).float().div_(255).sub_(0.286).div_(0.353)
+            chosen = order[start + ghost * options.ghost_batch_size : start + (ghost + 1) * options.ghost_batch_size]
+            batch = augment(images[chosen], padding=2).float().div_(255).sub_(0.286).div_(0.353)
             batch = batch.contiguous(memory_format=torch.channels_last)
             with model.no_sync() if ghost < ghosts - 1 else nullcontext():
                 loss = F.cross_entropy(model(batch), labels[chosen], label_smoothing=0.1) / ghosts

@@ -1,7 +1,7 @@
-"""The same pictures in the same order, bit for bit: 1, 2, 4 workers x 0, 1, 2 loader processes, and 50 resumed
+"""The same images in the same order, bit for bit: 1, 2, 4 workers x 0, 1, 2 loader processes, and 50 resumed
 positions.
 
-    python -m benchmarks.data_identity --data FOLDER [--pictures 2000] [--positions 50] [--json]
+    python -m benchmarks.data_identity --data FOLDER [--images 2000] [--positions 50] [--json]
 
 The expectation is one worker with one thread. FOLDER holds any set that `megabatch data verify` can open.
 """
@@ -20,43 +20,43 @@ from megabatch.data.detect import open_splits
 from megabatch.data.feeding import Feeding
 from megabatch.data.loader import GhostLoader
 from megabatch.data.sources import Source
-from megabatch.schedule.batch import Update, iterate_updates, parse_stages
+from megabatch.schedule.batch import Step, iterate_steps, parse_stages
 
 GHOST, SEED = 16, 5
 POLICY = Augmentation(crop="resized", flip=True, brightness=0.4, contrast=0.4, rotation_degrees=5, noise_std=2)
 STAGES = parse_stages("0:64 0.1:160")
 
 
-def updates(source: Source, total: int, start: Update | None = None) -> Iterator[Update]:
+def steps(source: Source, total: int, start: Step | None = None) -> Iterator[Step]:
     samples, index = (start.start_samples, start.index) if start else (0, 0)
-    return iterate_updates(STAGES.at, GHOST, len(source), total, start_samples=samples, start_index=index)
+    return iterate_steps(STAGES.at, GHOST, len(source), total, start_samples=samples, start_index=index)
 
 
 def digests(
     source: Source,
     total: int,
     worker: int,
-    num_workers: int,
+    world_size: int,
     feeding: Feeding,
-    start: Update | None = None,
+    start: Step | None = None,
     limit: int = 10**9,
 ) -> dict[int, str]:
-    """Number of each ghost batch that is this worker's -> checksum of its pictures and labels."""
+    """Number of each ghost batch that is this worker's -> checksum of its images and labels."""
     loader = GhostLoader(
         source,
         POLICY,
         lambda epoch: 96 if epoch < 0.05 else 128,
         SEED,
-        updates(source, total, start),
+        steps(source, total, start),
         worker=worker,
-        num_workers=num_workers,
+        world_size=world_size,
         feeding=feeding,
         largest_image_size=128,
     )
     found: dict[int, str] = {}
     for _, ghosts in loader:
         for ghost in ghosts:
-            content = ghost.pictures.numpy().tobytes() + ghost.labels.numpy().tobytes()
+            content = ghost.images.numpy().tobytes() + ghost.labels.numpy().tobytes()
             if not ghost.idle:
                 found[ghost.number] = hashlib.sha256(content).hexdigest()
         if len(found) >= limit:
@@ -68,23 +68,23 @@ def digests(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--pictures", type=int, default=2000)
+    parser.add_argument("--images", type=int, default=2000)
     parser.add_argument("--positions", type=int, default=50)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    source, total = open_splits(options.data)[0][1], options.pictures
+    source, total = open_splits(options.data)[0][1], options.images
     expected = digests(source, total, 0, 1, Feeding())
     equal: dict[str, bool] = {}
-    for num_workers in (1, 2, 4):
+    for world_size in (1, 2, 4):
         for processes in (0, 1, 2):
             got: dict[int, str] = {}
-            for worker in range(num_workers):
-                got |= digests(source, total, worker, num_workers, Feeding(threads=2, processes=processes))
-            equal[f"{num_workers} workers, {processes} processes"] = got == expected
-    rng, all_updates = random.Random(0), list(updates(source, total))
+            for worker in range(world_size):
+                got |= digests(source, total, worker, world_size, Feeding(threads=2, processes=processes))
+            equal[f"{world_size} workers, {processes} processes"] = got == expected
+    rng, all_steps = random.Random(0), list(steps(source, total))
     resumed = 0
     for _ in range(options.positions):
-        start = rng.choice(all_updates)
+        start = rng.choice(all_steps)
         tail = digests(source, total, 0, 1, Feeding(threads=2), start, limit=4)
         resumed += min(tail) == start.start_samples // GHOST and all(
             expected[number] == tail[number] for number in tail
@@ -93,10 +93,10 @@ def main() -> None:
     if options.json:
         print(json.dumps(result))
         return
-    print(f"{len(expected)} ghost batches of {GHOST} from {source.name}, pictures of 96 px, then 128 px")
+    print(f"{len(expected)} ghost batches of {GHOST} from {source.name}, images of 96 px, then 128 px")
     for name, same in equal.items():
         print(f"  {name}: {'identical' if same else 'DIFFERENT'}")
-    print(f"  resumed at random updates: {resumed} of {options.positions} identical")
+    print(f"  resumed at random steps: {resumed} of {options.positions} identical")
 
 
 if __name__ == "__main__":

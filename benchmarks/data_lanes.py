@@ -1,4 +1,4 @@
-"""Threads or processes: the same pictures through the loader by two lanes of either kind, taking turns.
+"""Threads or processes: the same images through the loader by two lanes of either kind, taking turns.
 
     python -m benchmarks.data_lanes --photos FOLDER [--rounds 6] [--epochs 6] [--json]
 
@@ -20,7 +20,7 @@ import torch
 from benchmarks.data_peers import BATCH, POLICY, SIZE, Photographs, read_photographs
 from megabatch.data.feeding import Feeding
 from megabatch.data.loader import GhostLoader
-from megabatch.schedule.batch import iterate_updates
+from megabatch.schedule.batch import iterate_steps
 
 KINDS = {
     "one thread": Feeding(threads=1),
@@ -37,10 +37,10 @@ def cpu_seconds() -> float:
 
 
 def rates(photographs: Photographs, feeding: Feeding, epochs: int) -> tuple[float, float]:
-    """Pictures per CPU second and per wall second, after the first batches."""
+    """Images per CPU second and per wall second, after the first batches."""
     total = len(photographs) * epochs // BATCH * BATCH
-    updates = iterate_updates(lambda _: BATCH, BATCH, len(photographs), total)
-    loader = GhostLoader(photographs, POLICY, SIZE, 0, updates, worker=0, num_workers=1, feeding=feeding)
+    steps = iterate_steps(lambda _: BATCH, BATCH, len(photographs), total)
+    loader = GhostLoader(photographs, POLICY, SIZE, 0, steps, worker=0, world_size=1, feeding=feeding)
     count, cpu, wall, skip = 0, 0.0, 0.0, 8
     for number, (_, ghosts) in enumerate(loader):
         if number == skip:
@@ -79,7 +79,7 @@ def main() -> None:
         return
     for name, row in table.items():
         print(
-            f"{name:14} {row['per_cpu_second']:6.0f} pictures per CPU second "
+            f"{name:14} {row['per_cpu_second']:6.0f} images per CPU second "
             f"[{row['per_cpu_second_range'][0]:.0f} - {row['per_cpu_second_range'][1]:.0f}], "  # type: ignore[index]
             f"{row['per_second']:6.0f} per second "
             f"[{row['per_second_range'][0]:.0f} - {row['per_second_range'][1]:.0f}]"  # type: ignore[index]

@@ -1,7 +1,7 @@
-"""The contestants of `data_speed`: each prepares the same pictures as random resized crops of 224 px, mirrored half
+"""The contestants of `data_speed`: each prepares the same images as random resized crops of 224 px, mirrored half
 the time.
 
-Every contestant is a function that prepares all pictures once, in this thread, from encoded bytes in memory to uint8
+Every contestant is a function that prepares all images once, in this thread, from encoded bytes in memory to uint8
 batches. `reference` has the shape of torchvision's training pipeline under torch's DataLoader. The other peers are
 given the crops, ready to use; DALI draws its own.
 """
@@ -25,21 +25,21 @@ from torch.utils.data import DataLoader, Dataset
 
 from megabatch.data.augment import Augmentation, resized_crop_box
 from megabatch.data.decode import Decoding
-from megabatch.data.encoded import EncodedPictures
+from megabatch.data.encoded import EncodedImages
 from megabatch.data.feeding import Feeding
 from megabatch.data.keyed import keyed_uniforms
 from megabatch.data.loader import GhostLoader
 from megabatch.data.sources import Source
-from megabatch.schedule.batch import iterate_updates
+from megabatch.schedule.batch import iterate_steps
 
 SIZE, BATCH = 224, 48
 POLICY = Augmentation(crop="resized", flip=True)
 
-Contestant = Callable[[], int]  # prepares everything once, returns how many pictures
+Contestant = Callable[[], int]  # prepares everything once, returns how many images
 
 
-class Photographs(EncodedPictures):
-    """Encoded pictures in memory."""
+class Photographs(EncodedImages):
+    """Encoded images in memory."""
 
     def __init__(self, contents: list[bytes], labels: NDArray[np.int64]) -> None:
         self.contents, self.labels = contents, labels
@@ -115,9 +115,9 @@ def ours(source: Source, decoding: Decoding) -> Contestant:
 
     def run() -> int:
         start = next(epoch) * usable
-        updates = iterate_updates(lambda _: usable, BATCH, len(source), start + usable, start_samples=start)
+        steps = iterate_steps(lambda _: usable, BATCH, len(source), start + usable, start_samples=start)
         loader = GhostLoader(
-            source, POLICY, SIZE, 0, updates, worker=0, num_workers=1, feeding=Feeding(threads=1, decoding=decoding)
+            source, POLICY, SIZE, 0, steps, worker=0, world_size=1, feeding=Feeding(threads=1, decoding=decoding)
         )
         count = sum(len(ghost.labels) for _, ghosts in loader for ghost in ghosts)
         loader.close()
@@ -131,7 +131,7 @@ def ours(source: Source, decoding: Decoding) -> Contestant:
 
 @dataclass
 class Crops:
-    """The crops of all pictures, ready made, new ones each round."""
+    """The crops of all images, ready made, new ones each round."""
 
     photographs: Photographs
 

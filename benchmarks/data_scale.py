@@ -1,6 +1,6 @@
-"""Memory while 200,000 pictures are read, and the start on an index of 1.28 million pictures.
+"""Memory while 200,000 images are read, and the start on an index of 1.28 million images.
 
-    python -m benchmarks.data_scale [--pictures 200000] [--entries 1281167] [--json]
+    python -m benchmarks.data_scale [--images 200000] [--entries 1281167] [--json]
 
 Memory is the resident set of the worker and of its loader processes. The index is of shards that exist (as empty space
 of the right size): reading it stats every shard and compares sizes and dates, as a run does.
@@ -25,11 +25,11 @@ from megabatch.data.files import LocalFiles
 from megabatch.data.index import ShardIndex, cached_index
 from megabatch.data.loader import GhostLoader
 from megabatch.data.order import epoch_order
-from megabatch.data.shards import TarPictures
+from megabatch.data.shards import TarImages
 from megabatch.data.sources import open_source
-from megabatch.schedule.batch import iterate_updates
+from megabatch.schedule.batch import iterate_steps
 
-GHOST, PICTURES_PER_SHARD = 64, 1000
+GHOST, IMAGES_PER_SHARD = 64, 1000
 
 
 def megabytes() -> float:
@@ -38,21 +38,21 @@ def megabytes() -> float:
     return float(sum(process.memory_full_info().pss for process in (me, *me.children(recursive=True)))) / 1e6
 
 
-def memory(num_pictures: int, processes: int) -> list[float]:
-    """Megabytes at every tenth of the way, over epochs of 20,000 generated pictures."""
-    source = open_source("generated", None, "train", num_pictures=20_000, image_size=32, memory_limit_bytes=0)
-    updates = iterate_updates(lambda _: 512, GHOST, len(source), num_pictures)
+def memory(num_images: int, processes: int) -> list[float]:
+    """Megabytes at every tenth of the way, over epochs of 20,000 generated images."""
+    source = open_source("generated", None, "train", num_images=20_000, image_size=32, memory_limit_bytes=0)
+    steps = iterate_steps(lambda _: 512, GHOST, len(source), num_images)
     policy = Augmentation(crop="resized", flip=True)
     feeding = Feeding(threads=2, processes=processes)
-    loader = GhostLoader(source, policy, 32, 0, updates, worker=0, num_workers=1, feeding=feeding)
-    found, seen, next_look = [], 0, num_pictures // 10
+    loader = GhostLoader(source, policy, 32, 0, steps, worker=0, world_size=1, feeding=feeding)
+    found, seen, next_look = [], 0, num_images // 10
     for _, ghosts in loader:
         for ghost in ghosts:
             seen += len(ghost.labels)
         if seen >= next_look:
             gc.collect()
             found.append(megabytes())
-            next_look += num_pictures // 10
+            next_look += num_images // 10
     loader.close()
     return found
 
@@ -60,21 +60,21 @@ def memory(num_pictures: int, processes: int) -> list[float]:
 def start_up(entries: int, folder: Path) -> dict[str, float]:
     """Seconds to find the shards, read the kept index and sort the first epoch's order."""
     os.environ["MEGABATCH_DATA"] = str(folder / "cache")
-    num_shards = -(-entries // PICTURES_PER_SHARD)
-    shards = np.repeat(np.arange(num_shards, dtype=np.uint32), PICTURES_PER_SHARD)[:entries]
-    offsets = (np.arange(entries, dtype=np.int64) % PICTURES_PER_SHARD) * 110_592 + 512
+    num_shards = -(-entries // IMAGES_PER_SHARD)
+    shards = np.repeat(np.arange(num_shards, dtype=np.uint32), IMAGES_PER_SHARD)[:entries]
+    offsets = (np.arange(entries, dtype=np.int64) % IMAGES_PER_SHARD) * 110_592 + 512
     lengths = np.full(entries, 110_000, dtype=np.uint32)
     labels = np.random.default_rng(0).integers(0, 1000, entries)
     paths = [folder / f"train-{number:05}.tar" for number in range(num_shards)]
     for path in paths:
         path.touch()
-        os.truncate(path, PICTURES_PER_SHARD * 110_592)
+        os.truncate(path, IMAGES_PER_SHARD * 110_592)
     stamps = LocalFiles(paths).stamps
     cached_index(stamps, str(folder), "train", lambda: ShardIndex(stamps, shards, offsets, lengths, labels))
     began = time.perf_counter()
     storage = LocalFiles(sorted(folder.glob("*.tar")))
     index = cached_index(storage.stamps, str(folder), "train", lambda: _never())
-    source = TarPictures("train", storage, index, 3, None)
+    source = TarImages("train", storage, index, 3, None)
     opened = time.perf_counter() - began
     assert len(source) == entries
     began = time.perf_counter()
@@ -88,24 +88,24 @@ def _never() -> ShardIndex:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pictures", type=int, default=200_000)
+    parser.add_argument("--images", type=int, default=200_000)
     parser.add_argument("--entries", type=int, default=1_281_167)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         start = start_up(options.entries, Path(folder))
-    by_threads, by_processes = memory(options.pictures, 0), memory(options.pictures, 2)
+    by_threads, by_processes = memory(options.images, 0), memory(options.images, 2)
     if options.json:
         print(json.dumps({"start_up": start, "megabytes": {"threads": by_threads, "processes": by_processes}}))
         return
     print(
-        f"start on {options.entries:,} pictures in {start['shards']:,} shards: {start['open_seconds']:.2f} s to open, "
+        f"start on {options.entries:,} images in {start['shards']:,} shards: {start['open_seconds']:.2f} s to open, "
         f"{start['order_seconds']:.2f} s to sort the first epoch"
     )
     for name, found in (("two threads", by_threads), ("two processes", by_processes)):
         growth = found[-1] - found[0]
         print(
-            f"{options.pictures:,} pictures by {name}: {found[0]:.1f} MB after a tenth, {found[-1]:.1f} MB at the end "
+            f"{options.images:,} images by {name}: {found[0]:.1f} MB after a tenth, {found[-1]:.1f} MB at the end "
             f"({growth:+.1f} MB), at most {max(found):.1f} MB"
         )
 

@@ -1,4 +1,4 @@
-"""Pictures prepared per CPU second, against torch's DataLoader with Pillow and against other decoders, taking turns.
+"""Images prepared per CPU second, against torch's DataLoader with Pillow and against other decoders, taking turns.
 
     python -m benchmarks.data_speed --photos FOLDER [--rounds 12] [--json]
 
@@ -57,7 +57,7 @@ def contestants(photographs: peers.Photographs, folder: Path) -> dict[str, Calla
 
 
 def measure(players: dict[str, Callable[[], int]], rounds: int) -> dict[str, list[float]]:
-    """Pictures per CPU second, one value a round."""
+    """Images per CPU second, one value a round."""
     rates: dict[str, list[float]] = {name: [] for name in players}
     for number in range(rounds + 1):
         for name, play in players.items():
@@ -84,7 +84,7 @@ def main() -> None:
         ratios = sorted(rate / base for rate, base in zip(values, rates["reference"], strict=True))
         row: dict[str, Any] = {
             "name": name,
-            "pictures_per_cpu_second": median(values),
+            "images_per_cpu_second": median(values),
             "ratio": median(ratios),
             "ratio_min": ratios[0],
             "ratio_max": ratios[-1],
@@ -94,7 +94,7 @@ def main() -> None:
             row["ours_to_it"] = median(a / b for a, b in zip(rates[OURS], values, strict=True))
         rows.append(row)
     if options.json:
-        print(json.dumps({"pictures": len(photographs), "rows": rows}))
+        print(json.dumps({"images": len(photographs), "rows": rows}))
         return
     print(f"{len(photographs)} photographs, {options.rounds} rounds; ratio to the reference: median [min - max]")
     for row in rows:
@@ -103,7 +103,7 @@ def main() -> None:
         if "ours_to_it" in row:
             verdict = f"  ours / it {row['ours_to_it']:.2f}, needs {PEER_FACTOR}"
         spread = f"{row['ratio']:.2f} [{row['ratio_min']:.2f} - {row['ratio_max']:.2f}]"
-        print(f"{row['name']:32} {row['pictures_per_cpu_second']:7.0f}/s  {spread}{verdict}")
+        print(f"{row['name']:32} {row['images_per_cpu_second']:7.0f}/s  {spread}{verdict}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""What the engine costs: time per update of `megabatch train` over a bare hand-written DDP loop.
+"""What the engine costs: time per step of `megabatch train` over a bare hand-written DDP loop.
 
     python -m benchmarks.engine_overhead [--rounds 12] [--block-seconds 3] [--workers 2]
 
 Both train the demo's network on Fashion-MNIST with the same batch and ghost batches, both are started once, and then
 take turns of a few seconds: one is stopped (SIGSTOP) while the other runs, in the order engine, bare, bare, engine.
-An update's time is the wall-clock from its end back to the end of the one before, so logging, progress, metrics and
-TensorBoard of the engine are inside; updates that span a stop are left out. A round's ratio is between the medians of
+A step's time is the wall-clock from its end back to the end of the one before, so logging, progress, metrics and
+TensorBoard of the engine are inside; steps that span a stop are left out. A round's ratio is between the medians of
 its two blocks, next to each other in time.
 """
 
@@ -24,18 +24,18 @@ from pathlib import Path
 import psutil
 
 TARGET = 1.03
-MANY_UPDATES = 1_000_000
+MANY_STEPS = 1_000_000
 
 
 class Contestant:
-    """A training under way: a launcher, its workers, and the file to which it writes a line per update."""
+    """A training under way: a launcher, its workers, and the file to which it writes a line per step."""
 
     def __init__(self, words: list[str], log: Path) -> None:
         self.log = log
         self._process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def ends(self) -> list[float]:
-        """When each update so far ended, in seconds on the contestant's own clock."""
+        """When each step so far ended, in seconds on the contestant's own clock."""
         if self._process.poll() is not None:
             raise SystemExit(f"{self.log.name} stopped being written: the run ended with {self._process.returncode}")
         if not self.log.exists():
@@ -43,11 +43,11 @@ class Contestant:
         lines = self.log.read_bytes().split(b"\n")[:-1]
         return [json.loads(line)["wall_seconds"] for line in lines]
 
-    def wait_for(self, updates: int, seconds: float = 180.0) -> None:
+    def wait_for(self, steps: int, seconds: float = 180.0) -> None:
         deadline = time.monotonic() + seconds
-        while len(self.ends()) < updates:
+        while len(self.ends()) < steps:
             if time.monotonic() > deadline:
-                raise SystemExit(f"no {updates} updates within {seconds:g} s")
+                raise SystemExit(f"no {steps} steps within {seconds:g} s")
             time.sleep(0.1)
 
     def pause(self) -> None:
@@ -55,13 +55,13 @@ class Contestant:
             process.suspend()
 
     def run_for(self, seconds: float) -> list[float]:
-        """Let it run for a while; the times of the updates that lie within."""
+        """Let it run for a while; the times of the steps that lie within."""
         before = len(self.ends())
         for process in self._family():
             process.resume()
         time.sleep(seconds)
         self.pause()
-        # The first update of the block began before the pause.
+        # The first step of the block began before the pause.
         return [end - start for start, end in pairwise(self.ends()[before:])]
 
     def kill(self) -> None:
@@ -76,7 +76,7 @@ class Contestant:
 
 def start_engine(workers: int, folder: Path, extra: tuple[str, ...] = ()) -> Contestant:
     settings = ["train.epochs=100000", "train.evaluate_every_epochs=0", "checkpoint.every_epochs=0"]
-    settings += ["optimizer.learning_rate=0.1", "train.threads_per_worker=1", "train.batch_total=1024"]
+    settings += ["optimizer.lr=0.1", "train.threads_per_worker=1", "train.global_batch_size=1024"]
     settings += [
         *extra,
         "comm.algorithm=backend",
@@ -88,12 +88,12 @@ def start_engine(workers: int, folder: Path, extra: tuple[str, ...] = ()) -> Con
 
 def start_bare(workers: int, log: Path) -> Contestant:
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
-    words += ["-m", "benchmarks.bare_loop", "--updates", str(MANY_UPDATES), "--output", str(log)]
+    words += ["-m", "benchmarks.bare_loop", "--steps", str(MANY_STEPS), "--output", str(log)]
     return Contestant(words, log)
 
 
 def compare(rounds: int, block_seconds: float, workers: int, folder: Path) -> list[tuple[float, float]]:
-    """(engine, bare) seconds per update of every round."""
+    """(engine, bare) seconds per step of every round."""
     engine = start_engine(workers, folder / "engine")
     try:
         engine.wait_for(5)
@@ -130,8 +130,8 @@ def main() -> None:
         "ratio_min": ratios[0],
         "ratio_max": ratios[-1],
         "rounds": len(ratios),
-        "engine_seconds_per_update": statistics.median(engine for engine, _ in medians),
-        "bare_seconds_per_update": statistics.median(bare for _, bare in medians),
+        "engine_seconds_per_step": statistics.median(engine for engine, _ in medians),
+        "bare_seconds_per_step": statistics.median(bare for _, bare in medians),
         "workers": options.workers,
         "target": TARGET,
     }
@@ -139,7 +139,7 @@ def main() -> None:
         print(json.dumps(result))
         return
     for number, (engine, bare) in enumerate(medians, start=1):
-        print(f"round {number:2}: engine {engine:.4f} s, bare {bare:.4f} s an update, ratio {engine / bare:.3f}")
+        print(f"round {number:2}: engine {engine:.4f} s, bare {bare:.4f} s a step, ratio {engine / bare:.3f}")
     print(
         f"engine / bare DDP loop: median {result['ratio_median']:.3f} [{ratios[0]:.3f} - {ratios[-1]:.3f}], "
         f"n = {len(ratios)} rounds, {options.workers} workers (at most {TARGET} wanted)"

@@ -28,17 +28,17 @@ _LEAD_SECONDS = 0.010  # all have seen the moment before it comes: several polls
 _SLOT = struct.Struct("d")
 
 
-def make_gate_file(path: Path, num_ranks: int) -> None:
+def make_gate_file(path: Path, world_size: int) -> None:
     """An empty gate: one slot per rank for what it has reached, then the round and the moment of its start."""
-    path.write_bytes(bytes(_SLOT.size * (num_ranks + 2)))
+    path.write_bytes(bytes(_SLOT.size * (world_size + 2)))
 
 
 class StartGate:
     """One rank's view of the gate. Every rank calls `wait` equally often."""
 
-    def __init__(self, path: Path, rank: int, num_ranks: int, timeout_seconds: float = 120.0) -> None:
+    def __init__(self, path: Path, rank: int, world_size: int, timeout_seconds: float = 120.0) -> None:
         self._rank = rank
-        self._num_ranks = num_ranks
+        self._world_size = world_size
         self._timeout_seconds = timeout_seconds
         self._round = 0.0
         with path.open("r+b") as file:
@@ -53,11 +53,11 @@ class StartGate:
         self._round += 1
         self._write(self._rank, self._round)
         if self._rank == 0:
-            self._poll(lambda: all(self._read(rank) >= self._round for rank in range(self._num_ranks)))
-            self._write(self._num_ranks + 1, time.perf_counter() + _LEAD_SECONDS)
-            self._write(self._num_ranks, self._round)
-        self._poll(lambda: self._read(self._num_ranks) >= self._round)
-        start = self._read(self._num_ranks + 1)
+            self._poll(lambda: all(self._read(rank) >= self._round for rank in range(self._world_size)))
+            self._write(self._world_size + 1, time.perf_counter() + _LEAD_SECONDS)
+            self._write(self._world_size, self._round)
+        self._poll(lambda: self._read(self._world_size) >= self._round)
+        start = self._read(self._world_size + 1)
         time.sleep(max(0.0, start - time.perf_counter()))
         return start
 
@@ -76,7 +76,7 @@ class StartGate:
         _SLOT.pack_into(self._slots, slot * _SLOT.size, value)
 
 
-def local_ranks(num_ranks: int, fn: Callable[..., T], *args: Any, timeout_seconds: float) -> list[T]:
+def local_ranks(world_size: int, fn: Callable[..., T], *args: Any, timeout_seconds: float) -> list[T]:
     """`[fn(rank, *args) for every rank]` in processes of this machine, with torchrun's variables set."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -84,21 +84,21 @@ def local_ranks(num_ranks: int, fn: Callable[..., T], *args: Any, timeout_second
     # The server that ranks are forked from may be shared with later laboratories, whose hosts have no names to look up.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     context = mp.get_context("forkserver")
-    pool = ProcessPoolExecutor(num_ranks, mp_context=context)
+    pool = ProcessPoolExecutor(world_size, mp_context=context)
     try:
-        futures = [pool.submit(_local_rank, rank, num_ranks, port, fn, args) for rank in range(num_ranks)]
+        futures = [pool.submit(_local_rank, rank, world_size, port, fn, args) for rank in range(world_size)]
         return [future.result(timeout=timeout_seconds) for future in futures]
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _local_rank(rank: int, num_ranks: int, port: int, fn: Callable[..., T], args: tuple[Any, ...]) -> T:
+def _local_rank(rank: int, world_size: int, port: int, fn: Callable[..., T], args: tuple[Any, ...]) -> T:
     import torch
 
     torch.set_num_threads(1)
     os.environ.update(
         RANK=str(rank),
-        WORLD_SIZE=str(num_ranks),
+        WORLD_SIZE=str(world_size),
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
         GLOO_SOCKET_IFNAME="lo",

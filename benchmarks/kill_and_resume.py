@@ -29,16 +29,16 @@ SETTINGS = [
     "data.generated.num_train=3000",
     "data.generated.num_val=203",
     "model.width=48",
-    "train.batch_total=0:96 0.4:192",
-    "train.ghost_batch=32",
+    "train.global_batch_size=0:96 0.4:192",
+    "train.ghost_batch_size=32",
     "train.epochs=1.2",
     "train.evaluate_every_epochs=0.5",
-    "checkpoint.every_updates=2",
-    "optimizer.learning_rate=0.05",
+    "checkpoint.every_steps=2",
+    "optimizer.lr=0.05",
 ]
 
 
-# Branches of four updates, early enough that kills fall before, into and between them.
+# Branches of four steps, early enough that kills fall before, into and between them.
 COLLAPSE = ["collapse.at_epochs=[0.1, 0.25]", "collapse.epochs=0.128", "collapse.weight_decay=1e-3"]
 
 
@@ -97,7 +97,7 @@ def kill_once(folder: Path, workers: int, way: str, chance: random.Random) -> st
 
 
 def phase_of(folder: Path) -> str:
-    """The phase of the last update that was logged."""
+    """The phase of the last step that was logged."""
     lines = (folder / "metrics.jsonl").read_bytes().split(b"\n")[:-1]
     return str(json.loads(lines[-1])["phase"]) if lines else "none"
 
@@ -137,7 +137,7 @@ def main() -> None:
 def result_of(folder: Path) -> tuple[list[bytes], list[tuple[int, float, float]]]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     models = [folder / "model.safetensors", *sorted(folder.glob("members/*"))]
-    return [path.read_bytes() for path in models], [(row["update"], row["loss"], row["top1"]) for row in rows]
+    return [path.read_bytes() for path in models], [(row["step"], row["loss"], row["top1"]) for row in rows]
 
 
 if __name__ == "__main__":

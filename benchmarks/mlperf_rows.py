@@ -5,7 +5,7 @@
     megabatch plan --validate rows.csv
 
 One row per system that ran ResNet-50: medians over its runs. A step is the time between the start of a block of
-epochs and its evaluation, over the updates in it; the first block, which warms up, is left out. Rounds are told
+epochs and its evaluation, over the steps in it; the first block, which warms up, is left out. Rounds are told
 apart by the folder's name. Submitters hand the same logs in again in later rounds: `--after` keeps runs that began
 after a day, and of equal logs only the first counts, so that a split by rounds is a split of measurements. Of round
 0.5, whose logs have another form, NVIDIA's systems are read: each node logs one `run_clear_caches`, and the batch
@@ -29,7 +29,7 @@ from typing import Any
 
 __all__ = ["Run", "old_rows_of", "read_old_run", "read_run", "rows_of"]
 
-PICTURES = 1_281_167
+IMAGES = 1_281_167
 COLUMNS = (
     *("round", "org", "system", "division", "accel", "net", "nodes", "acc_per_node", "N", "gbs", "local_b", "img_s"),
     *("step_ms", "ttt_s", "ttt_cv_pct", "epochs", "runs"),
@@ -41,7 +41,7 @@ class Run:
     """One log: when it began, its total batch, the steady step, the clocked time and the epochs of the last block."""
 
     began_ms: int
-    batch_total: int
+    global_batch_size: int
     step_seconds: float
     train_seconds: float
     epochs: float
@@ -49,13 +49,13 @@ class Run:
 
 def read_run(text: str) -> Run | None:
     """The run of one log; None when it lacks a batch, a second block or its end."""
-    batch_total, began, ended, last_epoch = 0, 0, 0, 0.0
+    global_batch_size, began, ended, last_epoch = 0, 0, 0, 0.0
     block: tuple[int, float] | None = None
     steps: list[float] = []
     for event in _events(text):
         key, time_ms, more = event["key"], int(event["time_ms"]), event.get("metadata") or {}
         if key == "global_batch_size":
-            batch_total = int(event["value"])
+            global_batch_size = int(event["value"])
         elif key == "run_start":
             began = time_ms
         elif key == "run_stop" and more.get("status", "success") == "success":
@@ -65,12 +65,12 @@ def read_run(text: str) -> Run | None:
             last_epoch = max(last_epoch, float(more.get("first_epoch_num") or 0) + block[1] - 1)
         elif key in ("eval_start", "block_stop") and block is not None:
             started, epochs = block
-            if epochs and batch_total:
-                steps.append((time_ms - started) / 1e3 / (epochs * PICTURES / batch_total))
+            if epochs and global_batch_size:
+                steps.append((time_ms - started) / 1e3 / (epochs * IMAGES / global_batch_size))
             block = None
-    if not batch_total or not began or not ended or len(steps) < 2:
+    if not global_batch_size or not began or not ended or len(steps) < 2:
         return None
-    return Run(began, batch_total, statistics.median(steps[1:]), (ended - began) / 1e3, last_epoch)
+    return Run(began, global_batch_size, statistics.median(steps[1:]), (ended - began) / 1e3, last_epoch)
 
 
 def read_old_run(text: str, workers_per_node: int) -> tuple[Run, int] | None:
@@ -84,12 +84,12 @@ def read_old_run(text: str, workers_per_node: int) -> tuple[Run, int] | None:
             marks.append((float(moment), key))
     ends = ("train_epoch", "eval_start")
     epochs = [end - begin for (begin, key), (end, then) in pairwise(marks) if key == "train_epoch" and then in ends]
-    batch_total = local_batch * nodes * workers_per_node
-    if not batch_total or len(epochs) < 2:
+    global_batch_size = local_batch * nodes * workers_per_node
+    if not global_batch_size or len(epochs) < 2:
         return None
-    step = statistics.median(epochs[1:]) * batch_total / PICTURES
+    step = statistics.median(epochs[1:]) * global_batch_size / IMAGES
     seconds = marks[-1][0] - marks[0][0]
-    return Run(int(1e3 * marks[0][0]), batch_total, step, seconds, float(len(epochs))), nodes
+    return Run(int(1e3 * marks[0][0]), global_batch_size, step, seconds, float(len(epochs))), nodes
 
 
 def old_rows_of(checkout: Path, after: datetime.date) -> Iterator[dict[str, Any]]:
@@ -127,8 +127,8 @@ def rows_of(checkout: Path, after: datetime.date, seen: set[tuple[object, ...]])
 
 def _row(name: str, folder: Path, system: dict[str, Any], runs: Sequence[Run]) -> dict[str, Any]:
     nodes, per_node = _whole(system.get("number_of_nodes")), _whole(system.get("accelerators_per_node"))
-    batch_total = statistics.mode(run.batch_total for run in runs)
-    runs = [run for run in runs if run.batch_total == batch_total]
+    global_batch_size = statistics.mode(run.global_batch_size for run in runs)
+    runs = [run for run in runs if run.global_batch_size == global_batch_size]
     step = statistics.median(run.step_seconds for run in runs)
     times = [run.train_seconds for run in runs]
     spread = statistics.stdev(times) / statistics.mean(times) if len(times) > 1 else 0.0
@@ -143,9 +143,9 @@ def _row(name: str, folder: Path, system: dict[str, Any], runs: Sequence[Run]) -
         "nodes": nodes,
         "acc_per_node": per_node,
         "N": workers,
-        "gbs": batch_total,
-        "local_b": f"{batch_total / workers:.6g}" if workers else "",
-        "img_s": f"{batch_total / step:.0f}",
+        "gbs": global_batch_size,
+        "local_b": f"{global_batch_size / workers:.6g}" if workers else "",
+        "img_s": f"{global_batch_size / step:.0f}",
         "step_ms": f"{1e3 * step:.2f}",
         "ttt_s": f"{statistics.median(times):.1f}",
         "ttt_cv_pct": f"{100 * spread:.2f}",

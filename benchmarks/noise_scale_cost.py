@@ -1,8 +1,8 @@
-"""What measuring the noise scale costs: time per update of `megabatch train` with it over without.
+"""What measuring the noise scale costs: time per step of `megabatch train` with it over without.
 
     python -m benchmarks.noise_scale_cost [--rounds 12] [--block-seconds 3] [--workers 2] [--every 1]
 
-Two runs of the demo's network on Fashion-MNIST, equal but for `batch_control.measure_every_updates`, are started once
+Two runs of the demo's network on Fashion-MNIST, equal but for `batch_control.measure_every_steps`, are started once
 and then take turns of a few seconds, as in `engine_overhead`. A round's ratio is between the medians of its two blocks,
 next to each other in time. `--every 0` compares a run with its own twin and shows what ratio is noise.
 """
@@ -19,8 +19,8 @@ from benchmarks.engine_overhead import start_engine
 
 
 def compare(rounds: int, block_seconds: float, workers: int, every: int, folder: Path) -> list[tuple[float, float]]:
-    """(with, without) seconds per update of every round."""
-    measuring = start_engine(workers, folder / "with", (f"batch_control.measure_every_updates={every}",))
+    """(with, without) seconds per step of every round."""
+    measuring = start_engine(workers, folder / "with", (f"batch_control.measure_every_steps={every}",))
     try:
         measuring.wait_for(5)
         measuring.pause()
@@ -57,18 +57,18 @@ def main() -> None:
         "ratio_min": ratios[0],
         "ratio_max": ratios[-1],
         "rounds": len(ratios),
-        "seconds_per_update_with": statistics.median(one for one, _ in medians),
-        "seconds_per_update_without": statistics.median(other for _, other in medians),
+        "seconds_per_step_with": statistics.median(one for one, _ in medians),
+        "seconds_per_step_without": statistics.median(other for _, other in medians),
         "workers": options.workers,
-        "every_updates": options.every,
+        "every_steps": options.every,
     }
     if options.json:
         print(json.dumps(result))
         return
     for number, (one, other) in enumerate(medians, start=1):
-        print(f"round {number:2}: with {one:.4f} s, without {other:.4f} s an update, ratio {one / other:.3f}")
+        print(f"round {number:2}: with {one:.4f} s, without {other:.4f} s a step, ratio {one / other:.3f}")
     print(
-        f"measured every {options.every} updates / not measured: median {result['ratio_median']:.3f} "
+        f"measured every {options.every} steps / not measured: median {result['ratio_median']:.3f} "
         f"[{ratios[0]:.3f} - {ratios[-1]:.3f}], n = {len(ratios)} rounds, {options.workers} workers"
     )
 

@@ -33,12 +33,12 @@ def families_of(rows: Sequence[Row]) -> list[list[Row]]:
         usual = (
             not row.contains_evaluation and row.stack.endswith("closed") and row.accelerator not in ("n/a", "unknown")
         )
-        if usual and row.num_workers <= MOST_WORKERS:
+        if usual and row.world_size <= MOST_WORKERS:
             found[row.family, row.stack].append(row)
     return [
         family
         for family in found.values()
-        if len({(row.num_workers, row.num_nodes, row.local_batch) for row in family}) > 1
+        if len({(row.world_size, row.num_nodes, row.local_batch) for row in family}) > 1
     ]
 
 

@@ -86,7 +86,7 @@ def simulation_errors() -> list[tuple[str, float]]:
     for name, grid in PLAYED:
         shape = parse_grid(grid)
         (lane,) = rounds_of(phases(name, shape), shape, 4)
-        played = lock_step_seconds(PLATFORM, lane, shape.num_ranks, SIZE)
+        played = lock_step_seconds(PLATFORM, lane, shape.world_size, SIZE)
         found.append((f"{name} {grid}", played / price_curve(PLATFORM, name, shape, 4).at(SIZE).seconds - 1))
     return found
 
@@ -113,7 +113,7 @@ def live_errors() -> dict[str, list[tuple[str, float]]]:
 
 def paper_rows() -> list[dict[str, Any]]:
     """Quoted training times (seconds) and throughputs (images/s) beside predictions."""
-    half, knl = ("train.ghost_batch=32",), ("train.ghost_batch=16", "comm.wire=fp32", "train.epochs=90")
+    half, knl = ("train.ghost_batch_size=32",), ("train.ghost_batch_size=16", "comm.grad_dtype=fp32", "train.epochs=90")
     torus, cpu = ("torus",), ("halving_doubling",)
     asked = (
         ("Mikami v2, 3456 V100, 54K", 122.0, "training", ("mikami2018_54k", "abci", 3456, torus, "48x72", None, ())),
@@ -146,7 +146,7 @@ def paper_rows() -> list[dict[str, Any]]:
             ("goyal2017", "stampede2-knl", 1536, cpu, None, 24576, knl),
         ),
     )
-    # 448 Skylake: 60 min for 8,040 updates and 5 min for a collapse of 402; the recipe makes 7,638 and the collapse.
+    # 448 Skylake: 60 min for 8,040 steps and 5 min for a collapse of 402; the recipe makes 7,638 and the collapse.
     rows = []
     for name, quoted, what, (recipe, cluster, workers, algorithms, grid, batch, settings) in asked:
         result = run(
@@ -183,7 +183,7 @@ def system_errors() -> list[tuple[str, float]]:
     found = []
     for name, cluster, workers, local_batch, measured_ms in SYSTEMS:
         batch = str(workers * local_batch)
-        settings = (f"train.batch_total={batch}", f"train.ghost_batch={local_batch}", "comm.wire=fp16")
+        settings = (f"train.global_batch_size={batch}", f"train.ghost_batch_size={local_batch}", "comm.grad_dtype=fp16")
         asked = PlanRequest("mlperf_3264", cluster, str(workers), algorithms=("backend",), overrides=settings)
         found.append((name, 1e3 * run(asked).result.chosen.step.middle / measured_ms - 1))
     return found
@@ -232,7 +232,7 @@ def speeds() -> dict[str, float]:
         ("a million", "1000000", 4_000_000),
         ("8..4096", None, 65536),
     ):
-        load = workload_of("mikami2018", ["train.ghost_batch=4"]).with_batch(parse_stages(batch))
+        load = workload_of("mikami2018", ["train.ghost_batch_size=4"]).with_batch(parse_stages(batch))
         began = time.perf_counter()
         result = plan(cluster, load, worker_counts(cluster, workers), Goal())
         found[f"{name} workers, {result.num_considered} candidates"] = time.perf_counter() - began

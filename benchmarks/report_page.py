@@ -27,11 +27,11 @@ PAINT = "performance.getEntriesByName('first-contentful-paint')[0].startTime / 1
 
 
 def long_run(folder: Path, num_rows: int) -> Path:
-    make_run(folder, num_updates=1)
+    make_run(folder, num_steps=1)
     with open(folder / "metrics.jsonl", "w", encoding="utf-8") as file:
-        for update in range(1, num_rows + 1):
-            noise = math.sin(update * 12.9898) * 43758.5453 % 1.0
-            file.write(json.dumps(row(update, 1000, loss=2.0 / (1 + update / 5000) + 0.1 * noise)) + "\n")
+        for step in range(1, num_rows + 1):
+            noise = math.sin(step * 12.9898) * 43758.5453 % 1.0
+            file.write(json.dumps(row(step, 1000, loss=2.0 / (1 + step / 5000) + 0.1 * noise)) + "\n")
     return folder
 
 

@@ -2,12 +2,12 @@
 
     sudo .venv/bin/python -m benchmarks.training_step_network [--quick] [--network shared-nic] [--json FILE]
 
-16 ranks train a small ResNet with over 5 MB of gradients on small pictures, so that the network and not the two cores
-decides. All variants have the same model, data, optimiser and DDP arguments; the hook is the only difference. They
+16 ranks train a small ResNet with over 5 MB of gradients on small images, so that the network and not the two cores
+decides. All variants have the same model, data, optimizer and DDP arguments; the hook is the only difference. They
 take their steps in turn, in an order that rotates; a step lasts from a start that the ranks agree on off the network
 until the slowest rank has updated its weights. No round of steps begins after `--seconds` of measuring. After the three
 steps that warm up every variant must hold the weights of plain DDP, up to rounding; later steps amplify it, with batch
-norms of a few small pictures. `bfloat16` on the wire halves the bytes: no like-for-like comparison, and shown as such.
+norms of a few small images. `bfloat16` on the wire halves the bytes: no like-for-like comparison, and shown as such.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ _ROUNDED_TOLERANCE = 0.05
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What every rank trains: pictures per rank and step, their side, the width of the network, the variants."""
+    """What every rank trains: images per rank and step, their side, the width of the network, the variants."""
 
     steps: int
     seconds: float
-    pictures_per_rank: int
+    images_per_rank: int
     side: int
     width: int
     bucket_cap_mb: float
@@ -103,16 +103,16 @@ def run_steps(rank: int, grid_text: str, plan: StepPlan, gate_file: Path) -> Ste
             plain = _weights(variants[plan.variants[0]].model)
             for name, variant in variants.items():
                 report.distance[name] = float((_weights(variant.model) - plain).norm() / plain.norm())
-        pictures = torch.rand(plan.pictures_per_rank, 3, plan.side, plan.side, generator=data)
-        labels = torch.randint(0, 10, (plan.pictures_per_rank,), generator=data)
+        images = torch.rand(plan.images_per_rank, 3, plan.side, plan.side, generator=data)
+        labels = torch.randint(0, 10, (plan.images_per_rank,), generator=data)
         for name in order:
             start = gate.wait()
-            _train(variants[name], pictures, labels)
+            _train(variants[name], images, labels)
             if step >= 0:
                 report.seconds[name].append(time.perf_counter() - start)
         order = order[1:] + order[:1]
         start = gate.wait()
-        _compute_alone(variants[plan.variants[0]], pictures, labels)
+        _compute_alone(variants[plan.variants[0]], images, labels)
         if step >= 0:
             report.compute_seconds.append(time.perf_counter() - start)
     gate.wait()
@@ -134,7 +134,7 @@ def _variant(name: str, grid: ProcessGrid, plan: StepPlan, report: StepReport) -
     if name == _PLAIN:
         return _Variant(model, optimizer, None)
     algorithm, _, wire = name.partition("+")
-    state, hook = gradient_hook(grid, algorithm, wire_dtype=getattr(torch, wire) if wire else None)
+    state, hook = gradient_hook(grid, algorithm, grad_dtype=getattr(torch, wire) if wire else None)
     if algorithm == "auto":
         report.choices = _auto_reasons(state)
     model.register_comm_hook(state, hook)
@@ -152,26 +152,26 @@ def _weights(model: nn.Module) -> torch.Tensor:
     return torch.cat([weight.detach().reshape(-1) for weight in model.parameters()])
 
 
-def _train(variant: _Variant, pictures: torch.Tensor, labels: torch.Tensor) -> None:
+def _train(variant: _Variant, images: torch.Tensor, labels: torch.Tensor) -> None:
     variant.optimizer.zero_grad(set_to_none=True)
-    F.cross_entropy(variant.model(pictures), labels).backward()
+    F.cross_entropy(variant.model(images), labels).backward()
     variant.optimizer.step()
 
 
-def _compute_alone(variant: _Variant, pictures: torch.Tensor, labels: torch.Tensor) -> None:
+def _compute_alone(variant: _Variant, images: torch.Tensor, labels: torch.Tensor) -> None:
     """The same forward and backward pass without any communication, to say what it takes; gradients are dropped."""
     assert isinstance(variant.model, DistributedDataParallel)
     with variant.model.no_sync():
-        F.cross_entropy(variant.model(pictures), labels).backward()
+        F.cross_entropy(variant.model(images), labels).backward()
     variant.optimizer.zero_grad(set_to_none=True)
 
 
-def table_lines(timings: dict[str, Timing], pictures_per_step: int) -> list[str]:
-    """One row per variant: step time, pictures per second, ratio to plain DDP."""
-    lines = ["| variant | step, ms | pictures/s | against plain DDP | n |", "| --- | --- | --- | --- | --- |"]
+def table_lines(timings: dict[str, Timing], images_per_step: int) -> list[str]:
+    """One row per variant: step time, images per second, ratio to plain DDP."""
+    lines = ["| variant | step, ms | images/s | against plain DDP | n |", "| --- | --- | --- | --- | --- |"]
     for name, timing in timings.items():
         ratio = timings[_PLAIN].median / timing.median
-        columns = [name, str(timing), f"{pictures_per_step / timing.median:.0f}", f"{ratio:.2f}", str(timing.n)]
+        columns = [name, str(timing), f"{images_per_step / timing.median:.0f}", f"{ratio:.2f}", str(timing.n)]
         lines.append(f"| {' | '.join(columns)} |")
     return lines
 
@@ -194,7 +194,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if names[0] != _PLAIN:
         raise SystemExit(f"the first variant is '{names[0]}'; begin with '{_PLAIN}', the one to compare with")
     steps = 3 if options.quick else options.steps
-    plan = StepPlan(steps, options.seconds, options.pictures, options.side, options.width, options.bucket_cap_mb, names)
+    plan = StepPlan(steps, options.seconds, options.images, options.side, options.width, options.bucket_cap_mb, names)
     try:
         network = named_network(options.network)
         with tempfile.TemporaryDirectory(prefix="gate-") as folder, laboratory(network) as lab:
@@ -208,13 +208,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit(f"nothing is reported, weights differ: {'; '.join(wrong)}")
     timings = {name: Timing.of([report.seconds[name] for report in reports]) for name in names}
     compute = Timing.of([report.compute_seconds for report in reports])
-    pictures_per_step = plan.pictures_per_rank * network.world_size
+    images_per_step = plan.images_per_rank * network.world_size
     print(f"{options.network}: {network.describe()}; load average {os.getloadavg()[0]:.1f}")
     print(
         f"{reports[0].gradient_bytes / 1e6:.2f} MB of gradients, buckets of {plan.bucket_cap_mb:g} MiB, "
-        f"{plan.pictures_per_rank} pictures of {plan.side} px per rank; forward and backward alone {compute} ms"
+        f"{plan.images_per_rank} images of {plan.side} px per rank; forward and backward alone {compute} ms"
     )
-    print(*table_lines(timings, pictures_per_step), sep="\n")
+    print(*table_lines(timings, images_per_step), sep="\n")
     told = ", ".join(f"{name} {max(report.distance[name] for report in reports):.1g}" for name in names[1:])
     print(f"weights after {_WARM_UPS} steps, distance from plain DDP's relative to their norm: {told}")
     print(f"wanted: {TARGET} with torus or auto", file=sys.stderr)
@@ -252,8 +252,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--network", default="shared-nic", help="of " + ", ".join(NETWORKS))
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=90.0, help="begin no further step after so long")
-    parser.add_argument("--pictures", type=int, default=4, help="per rank and step")
-    parser.add_argument("--side", type=int, default=8, help="of a picture, px")
+    parser.add_argument("--images", type=int, default=4, help="per rank and step")
+    parser.add_argument("--side", type=int, default=8, help="of an image, px")
     parser.add_argument("--width", type=int, default=68, help="channels of the first stage; 68 gives 5.6 MB")
     parser.add_argument("--bucket-cap-mb", type=float, default=25.0, help="DDP's own default")
     parser.add_argument("--variants", default=",".join(VARIANTS), help="the first must be 'default'")

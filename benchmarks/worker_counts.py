@@ -1,12 +1,12 @@
-"""Does a recipe compute the same on any number of workers? Losses of 40 updates on 1, 2, 3 and 4 workers, compared.
+"""Does a recipe compute the same on any number of workers? Losses of 40 steps on 1, 2, 3 and 4 workers, compared.
 
-    python -m benchmarks.worker_counts [--updates 40] [--workers 1 2 3 4]
+    python -m benchmarks.worker_counts [--steps 40] [--workers 1 2 3 4]
 
-Trains the demo recipe (batch-norm, augmentation, label smoothing) on Fashion-MNIST; its 8 ghost batches an update are
+Trains the demo recipe (batch-norm, augmentation, label smoothing) on Fashion-MNIST; its 8 ghost batches a step are
 not divisible by 3. Training amplifies rounding: the same comparison at the recipe's own rates (--rate 0) drifts apart
 like two runs whose sums were merely added up in another order, so the claim is tested at a rate low enough to see a
-mistake of the engine through that. Prints the largest relative difference of any update's loss to the one-worker run,
-and whether the augmented pictures of all ghost batches are bit-identical when dealt to that many workers.
+mistake of the engine through that. Prints the largest relative difference of any step's loss to the one-worker run,
+and whether the augmented images of all ghost batches are bit-identical when dealt to that many workers.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from megabatch.data.augment import Augmentation
 from megabatch.data.loader import GhostLoader
 from megabatch.data.sources import open_source
 from megabatch.recipes import load_config
-from megabatch.schedule.batch import iterate_updates, parse_stages
+from megabatch.schedule.batch import iterate_steps, parse_stages
 
 TARGET = 1e-4
 
 
-def losses(workers: int, updates: int, rate: float, folder: Path) -> list[float]:
+def losses(workers: int, steps: int, rate: float, folder: Path) -> list[float]:
     output = folder / f"workers-{workers}"
-    settings = [f"train.max_updates={updates}", "train.evaluate_every_epochs=0", "checkpoint.every_epochs=0"]
-    settings += [f"optimizer.learning_rate={rate}"] if rate else []
+    settings = [f"train.max_steps={steps}", "train.evaluate_every_epochs=0", "checkpoint.every_epochs=0"]
+    settings += [f"optimizer.lr={rate}"] if rate else []
     command = [sys.executable, "-m", "megabatch", "train", "demo", "--workers", str(workers), "--output", str(output)]
     subprocess.run(
         [*command, *(word for setting in settings for word in ("--set", setting))],
@@ -42,20 +42,22 @@ def losses(workers: int, updates: int, rate: float, folder: Path) -> list[float]
     return [json.loads(line)["loss"] for line in (output / "metrics.jsonl").read_text().splitlines()]
 
 
-def picture_digests(workers: int, updates: int) -> dict[int, str]:
+def image_digests(workers: int, steps: int) -> dict[int, str]:
     """SHA-256 of every ghost batch's pixels and labels, by the number of the ghost batch."""
     config = load_config("demo")
     source = open_source("fashion-mnist", None, "train")
     digests: dict[int, str] = {}
     for worker in range(workers):
-        batch_total_at = parse_stages(config.train.batch_total).at
-        total_samples = updates * batch_total_at(0.0)
-        steps = iterate_updates(batch_total_at, config.train.ghost_batch, len(source), total_samples)
+        global_batch_size_at = parse_stages(config.train.global_batch_size).at
+        total_samples = steps * global_batch_size_at(0.0)
+        schedule = iterate_steps(global_batch_size_at, config.train.ghost_batch_size, len(source), total_samples)
         augmentation = Augmentation(**config.data.augment.model_dump())
-        loader = GhostLoader(source, augmentation, config.data.image_size, 0, steps, worker=worker, num_workers=workers)
+        loader = GhostLoader(
+            source, augmentation, config.data.image_size, 0, schedule, worker=worker, world_size=workers
+        )
         for _, ghosts in loader:
             for ghost in ghosts:
-                data = ghost.pictures.numpy().tobytes() + ghost.labels.numpy().tobytes()
+                data = ghost.images.numpy().tobytes() + ghost.labels.numpy().tobytes()
                 digests[ghost.number] = hashlib.sha256(data).hexdigest()
         loader.close()
     return digests
@@ -63,31 +65,31 @@ def picture_digests(workers: int, updates: int) -> dict[int, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--updates", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--rate", type=float, default=0.01, help="learning rate; 0: the recipe's own warm-up")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 3, 4])
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        alone = losses(1, options.updates, options.rate, Path(folder))
-        pixels = picture_digests(1, options.updates)
+        alone = losses(1, options.steps, options.rate, Path(folder))
+        pixels = image_digests(1, options.steps)
         for workers in options.workers:
-            theirs = alone if workers == 1 else losses(workers, options.updates, options.rate, Path(folder))
-            assert len(theirs) == len(alone) == options.updates
+            theirs = alone if workers == 1 else losses(workers, options.steps, options.rate, Path(folder))
+            assert len(theirs) == len(alone) == options.steps
             worst = max(abs(a - b) / abs(a) for a, b in zip(alone, theirs, strict=True))
-            same = picture_digests(workers, options.updates) == pixels
-            rows.append({"workers": workers, "worst_relative_difference": worst, "pictures_identical": same})
+            same = image_digests(workers, options.steps) == pixels
+            rows.append({"workers": workers, "worst_relative_difference": worst, "images_identical": same})
             if not options.json:
                 text = "bit-identical" if same else "DIFFER"
                 print(
                     f"{workers} workers: losses differ by at most {worst:.2e} (relative), {len(pixels)} ghosts {text}"
                 )
     if options.json:
-        print(json.dumps({"updates": options.updates, "target": TARGET, "rows": rows}))
+        print(json.dumps({"steps": options.steps, "target": TARGET, "rows": rows}))
     else:
         worst = max(row["worst_relative_difference"] for row in rows)
-        print(f"worst over {options.updates} updates: {worst:.2e} (at most {TARGET:g} wanted)")
+        print(f"worst over {options.steps} steps: {worst:.2e} (at most {TARGET:g} wanted)")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 examples/batch_control_in_your_loop.py --stages "0:64 0.5:160" --epochs 1
 
-Random pictures, a small network: what matters is where the lines of megabatch stand. On any number of ranks the updates
-are the same and hold the same pictures.
+Random images, a small network: what matters is where the lines of megabatch stand. On any number of ranks the steps
+are the same and hold the same images.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 import megabatch
 from megabatch.data.order import stream
 
-NUM_PICTURES, GHOST_BATCH, SEED = 500, 16, 0
+NUM_IMAGES, GHOST_BATCH, SEED = 500, 16, 0
 
 
 def main() -> None:
@@ -30,19 +30,19 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(SEED)
-    pictures, labels = torch.randn(NUM_PICTURES, 3, 16, 16), torch.randint(0, 10, (NUM_PICTURES,))
+    images, labels = torch.randn(NUM_IMAGES, 3, 16, 16), torch.randint(0, 10, (NUM_IMAGES,))
     model = megabatch.build_model("resnet8", num_classes=10, in_channels=3, width=8)
 
     control = megabatch.BatchControl(
         options.stages,
-        ghost_batch=GHOST_BATCH,
-        samples_per_epoch=NUM_PICTURES,
+        ghost_batch_size=GHOST_BATCH,
+        samples_per_epoch=NUM_IMAGES,
         epochs=options.epochs,
         rank=rank,
         world_size=size,
-        noise="rate",
+        noise="lr",
     )
-    statistics = megabatch.GhostStatistics(model, newest_share=0.1, variance="pooled")
+    statistics = megabatch.GhostStatistics(model, momentum=0.1, variance="pooled")
     ddp = DistributedDataParallel(model, broadcast_buffers=False)
     noise = megabatch.NoiseScale(ddp.parameters())
     ddp.register_comm_hook(None, noise.hook())
@@ -52,29 +52,29 @@ def main() -> None:
         for group in optimizer.param_groups:
             group["lr"], group["momentum"] = step.keep_noise(0.05, 0.9)
         optimizer.zero_grad()
-        noise.begin_update()
+        noise.begin_step()
         loss_sum = torch.zeros(())
-        # A rank for which this update has no ghost batch makes one pass of weight zero, to stay in step.
+        # A rank for which this step has no ghost batch makes one pass of weight zero, to stay in step.
         for positions in step.ghosts or (range(GHOST_BATCH),):
             weight = step.loss_weight if step.ghosts else 0.0
-            _, samples = stream(SEED, NUM_PICTURES, positions.start, len(positions))
+            _, samples = stream(SEED, NUM_IMAGES, positions.start, len(positions))
             last = not step.ghosts or positions is step.ghosts[-1]
             with nullcontext() if last else ddp.no_sync(), nullcontext() if weight else statistics.untouched():
-                loss = F.cross_entropy(ddp(pictures[samples]), labels[samples], reduction="sum")
+                loss = F.cross_entropy(ddp(images[samples]), labels[samples], reduction="sum")
                 (loss * weight).backward()
             if weight:
                 loss_sum += loss.detach()
-                statistics.after_ghost(1 / step.update.num_ghosts)
-                noise.after_backward(len(positions), len(positions) / step.batch_total)
-        scale = noise.end_update()
+                statistics.after_ghost(1 / step.step.num_ghosts)
+                noise.after_backward(len(positions), len(positions) / step.global_batch_size)
+        scale = noise.end_step()
         optimizer.step()
-        statistics.after_update()
+        statistics.after_step()
         dist.all_reduce(loss_sum)
         if rank == 0:
-            words = "unknown" if scale is None else f"{scale:.0f} pictures"
+            words = "unknown" if scale is None else f"{scale:.0f} images"
             print(
-                f"epoch {step.epoch:.3f}: {step.batch_total} pictures, {step.accumulation_steps} ghosts here, "
-                f"rate {optimizer.param_groups[0]['lr']:.3f}, loss {loss_sum.item() / step.batch_total:.5f}, "
+                f"epoch {step.epoch:.3f}: {step.global_batch_size} images, {step.accumulation_steps} ghosts here, "
+                f"rate {optimizer.param_groups[0]['lr']:.3f}, loss {loss_sum.item() / step.global_batch_size:.5f}, "
                 f"noise scale {words}",
                 flush=True,
             )

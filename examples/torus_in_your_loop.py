@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 4 examples/torus_in_your_loop.py --grid 2x2
 
-Random pictures, a small network, a few steps: what matters is where the three lines stand.
+Random images, a small network, a few steps: what matters is where the three lines stand.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def main() -> None:
     for group in groups:
         group["weight_decay"] = 5e-4 * group["decay_factor"]
     optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
-    torch.manual_seed(dist.get_rank())  # every worker its own pictures
+    torch.manual_seed(dist.get_rank())  # every worker its own images
     for step in range(options.steps):
-        pictures, labels = torch.randn(16, 3, 32, 32), torch.randint(0, 10, (16,))
+        images, labels = torch.randn(16, 3, 32, 32), torch.randint(0, 10, (16,))
         optimizer.zero_grad()
-        loss = F.cross_entropy(ddp(pictures), labels)
+        loss = F.cross_entropy(ddp(images), labels)
         loss.backward()
         optimizer.step()
         if dist.get_rank() == 0:

@@ -3,7 +3,7 @@
     MegabatchError
     |-- ConfigError         a recipe, a key or a value that cannot work
     |-- GridError           a process grid that does not fit the world
-    |-- DataError           pictures or labels that are missing, unreadable or wrong
+    |-- DataError           images or labels that are missing, unreadable or wrong
     |-- CheckpointError     a run folder or checkpoint that does not fit this run
     |-- LaunchError         a world of workers that cannot be formed or joined
     |-- CommunicationError  workers that stopped answering or disagree about what is exchanged
@@ -44,7 +44,7 @@ class GridError(MegabatchError):
 
 
 class DataError(MegabatchError):
-    """Pictures or labels that are missing, unreadable or wrong."""
+    """Images or labels that are missing, unreadable or wrong."""
 
 
 class CheckpointError(MegabatchError):

@@ -29,13 +29,13 @@ class RankFailureError(AssertionError):
 
 
 def run_ranks(
-    num_ranks: int,
+    world_size: int,
     fn: Callable[..., T],
     *args: Any,
     timeout_seconds: float = 60.0,
     group_timeout_seconds: float = 30.0,
 ) -> list[T]:
-    """Return `[fn(rank, *args) for every rank]`, run in `num_ranks` processes joined by a Gloo process group.
+    """Return `[fn(rank, *args) for every rank]`, run in `world_size` processes joined by a Gloo process group.
 
     `fn` and `args` must be picklable; `fn` is a module-level function.
     """
@@ -43,11 +43,11 @@ def run_ranks(
         store = str(Path(folder) / "store")
         pipes: list[Connection] = []
         processes = []
-        for rank in range(num_ranks):
+        for rank in range(world_size):
             receiver, sender = _context.Pipe(duplex=False)
             process = _context.Process(
                 target=_rank_main,
-                args=(rank, num_ranks, store, group_timeout_seconds, sender, fn, args),
+                args=(rank, world_size, store, group_timeout_seconds, sender, fn, args),
                 daemon=True,
             )
             process.start()
@@ -98,14 +98,14 @@ def _collect(pipes: list[Connection], timeout_seconds: float) -> list[Any]:
 
 def _rank_main(
     rank: int,
-    num_ranks: int,
+    world_size: int,
     store: str,
     group_timeout_seconds: float,
     sender: Connection,
     fn: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(num_ranks), LOCAL_RANK=str(rank))
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank))
     import torch
     import torch.distributed as dist
     from torch._C._distributed_c10d import FileStore
@@ -114,9 +114,9 @@ def _rank_main(
     try:
         dist.init_process_group(
             "gloo",
-            store=FileStore(store, num_ranks),
+            store=FileStore(store, world_size),
             rank=rank,
-            world_size=num_ranks,
+            world_size=world_size,
             timeout=timedelta(seconds=group_timeout_seconds),
         )
         sender.send((True, fn(rank, *args)))

@@ -25,7 +25,7 @@ from megabatch.train.folder import hold
 LAUNCHER_PREFIXES = ("SLURM_", "OMPI_", "PMI", "MPI_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "MEGABATCH_")
 TINY = (
     *("data.source=generated", "data.generated.num_train=128", "data.generated.num_val=16"),
-    *("data.image_size=8", "train.batch_total=128", "train.ghost_batch=64", "train.epochs=1"),
+    *("data.image_size=8", "train.global_batch_size=128", "train.ghost_batch_size=64", "train.epochs=1"),
 )
 
 
@@ -88,14 +88,14 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("train nowhere.toml", ["nowhere.toml", "does not exist"]),
     ("train demo --set train.epochs", ["section.key=value"]),
     ("train demo --set train.epoch=2", ["train.epoch", "did you mean 'epochs'?"]),
-    ("train demo --set train.batch-total=2", ["train.batch-total", "did you mean 'batch_total'?"]),
+    ("train demo --set train.global-batch-size=2", ["train.global-batch-size", "did you mean 'global_batch_size'?"]),
     ("train demo --set epochs=2", ["unknown key 'epochs'"]),
     ("train demo --set train.epochs=-1", ["train.epochs", "-1"]),
     (
-        "train demo --set train.ghost_batch=64 --set train.batch_total=1000",
-        ["1000", "train.ghost_batch 64", "960, 1024"],
+        "train demo --set train.ghost_batch_size=64 --set train.global_batch_size=1000",
+        ["1000", "train.ghost_batch_size 64", "960, 1024"],
     ),
-    ("train demo --set train.batch_total=0:1024,nan:2048", ["batch_total"]),
+    ("train demo --set train.global_batch_size=0:1024,nan:2048", ["global_batch_size"]),
     ("train demo --set optimizer.name=adam", ["optimizer.name", "adam"]),
     ("train demo --grid 2x2 --workers 3", ["grid 2x2 needs 4", "world has 3", "1x3, 3x1"]),
     ("train demo --grid two", ["grid 'two'", "2x4"]),
@@ -233,7 +233,7 @@ def test_the_doctor_speaks_to_people_and_to_programs(command: Command) -> None:
 
 def test_a_set_that_can_and_one_that_cannot_be_had(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def unavailable(*_: object, **__: object) -> Path:
-        raise DataError("fashion-mnist cannot be had (no network); use generated pictures")
+        raise DataError("fashion-mnist cannot be had (no network); use generated images")
 
     monkeypatch.setattr(known, "get_fashion_mnist", unavailable)
     assert "cannot be had" in command.refuses("data", "get", "fashion-mnist")
@@ -274,7 +274,7 @@ def test_a_real_process_prints_one_line_and_exits_with_2(tmp_path: Path) -> None
     ]
 
 
-def test_missing_pictures_are_one_line_from_a_worker_too(tmp_path: Path) -> None:
+def test_missing_images_are_one_line_from_a_worker_too(tmp_path: Path) -> None:
     """A world of one, as torchrun would start it; the mistake is found after the worker has joined."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

@@ -185,7 +185,7 @@ def test_imports_go_one_way() -> None:
         ("plan.cost", "from megabatch.comm.phases import x\nfrom megabatch.comm.grid import y", {"comm.grid"}),
         ("plan.cost", "from megabatch.comm import shape, phases", set()),
         ("train.engine", "from megabatch.cli import app", {"cli"}),
-        ("data.loader", "from megabatch.schedule.batch import deal\nimport torch", set()),
+        ("data.loader", "from megabatch.schedule.batch import shard_range\nimport torch", set()),
     ],
 )
 def test_a_wrong_import_is_seen(module: str, source: str, bad: set[str]) -> None:
@@ -302,7 +302,7 @@ def test_the_commands_of_the_makefile_and_of_the_recipes_exist() -> None:
     for line in lines:
         assert check_command(re.sub(r"\$\((\w+)\)", lambda match: values.get(match[1], "x"), line))
     for name in recipe_names():
-        if command := load_config(name).promise.command:
+        if command := load_config(name).reference.command:
             assert check_command(command)
 
 

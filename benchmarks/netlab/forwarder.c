@@ -41,7 +41,7 @@
 
 struct packet {
     struct packet *next;
-    int64_t when;              /* on the wire: arrival of the first bit; in the inbox: departure of the last bit */
+    int64_t when;              /* on the grad_dtype: arrival of the first bit; in the inbox: departure of the last bit */
     int32_t length;
     uint16_t destination;
     bool large;

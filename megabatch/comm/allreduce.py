@@ -51,7 +51,7 @@ class AllReducer:
     """Runs one algorithm on a grid again and again, keeping its buffers. Used by one thread at a time.
 
     average: divide by the number of ranks (see `division` for where).
-    wire_dtype: send float16 or bfloat16 instead of the tensor's own type. The tensor is rounded to it once,
+    grad_dtype: send float16 or bfloat16 instead of the tensor's own type. The tensor is rounded to it once,
         sums are rounded as `primitives` says, and the result is widened again: every rank holds equal values.
     segment_bytes: larger chunks travel in pieces of about this size, so a hop begins before the last ends.
     """
@@ -62,18 +62,18 @@ class AllReducer:
         algorithm: str = "torus",
         *,
         average: bool = False,
-        wire_dtype: torch.dtype | None = None,
+        grad_dtype: torch.dtype | None = None,
         segment_bytes: int = DEFAULT_SEGMENT_BYTES,
     ) -> None:
         if segment_bytes < 1:
             raise ConfigError(f"segment of {segment_bytes} bytes; give at least 1, or leave it at the default")
-        if wire_dtype not in (None, *_FLOATS):
-            raise ConfigError(f"wire type {wire_dtype}; choose float16, bfloat16 or none for the tensor's own")
+        if grad_dtype not in (None, *_FLOATS):
+            raise ConfigError(f"wire type {grad_dtype}; choose float16, bfloat16 or none for the tensor's own")
         self.grid = grid
         self.algorithm = algorithm
         self.phases = phases(algorithm, grid.shape)
         self.average = average
-        self.wire_dtype = wire_dtype
+        self.grad_dtype = grad_dtype
         self._segment_bytes = segment_bytes
         self._lanes: dict[tuple[object, ...], list[Lane]] = {}
         self._kept: dict[tuple[int, torch.dtype], _Kept] = {}
@@ -147,7 +147,7 @@ class AllReducer:
 
         All ranks make and use them in the same order of calls, so they decide alike.
         """
-        dtype = self.wire_dtype or flat.dtype
+        dtype = self.grad_dtype or flat.dtype
         key = (flat.numel(), dtype)
         if key in self._kept:
             return self._kept[key]
@@ -187,7 +187,7 @@ class AllReducer:
 
     def _message(self, flat: torch.Tensor, own_primitives: bool) -> torch.Tensor:
         """The tensor itself, or a kept buffer of the wire type, padded where chunks must be equal."""
-        dtype = self.wire_dtype or flat.dtype
+        dtype = self.grad_dtype or flat.dtype
         numel = flat.numel()
         if not own_primitives:
             parts = self.grid.world_size * num_lanes(self.phases)
@@ -252,17 +252,17 @@ def all_reduce(
     algorithm: str = "torus",
     *,
     average: bool = False,
-    wire_dtype: torch.dtype | None = None,
+    grad_dtype: torch.dtype | None = None,
     segment_bytes: int = DEFAULT_SEGMENT_BYTES,
 ) -> None:
     """Sum (or average) `tensor` over all ranks of `grid`, in place; all ranks must call it in the same order.
 
     Buffers are kept with the grid. See `AllReducer` for the options and `AllReducer.run` for the errors.
     """
-    options = (algorithm, average, wire_dtype, segment_bytes)
+    options = (algorithm, average, grad_dtype, segment_bytes)
     if options not in grid.kept:
         grid.kept[options] = make_reducer(
-            grid, algorithm, average=average, wire_dtype=wire_dtype, segment_bytes=segment_bytes
+            grid, algorithm, average=average, grad_dtype=grad_dtype, segment_bytes=segment_bytes
         )
     grid.kept[options].run(tensor)
 
@@ -272,7 +272,7 @@ def make_reducer(
     algorithm: str,
     *,
     average: bool = False,
-    wire_dtype: torch.dtype | None = None,
+    grad_dtype: torch.dtype | None = None,
     segment_bytes: int = DEFAULT_SEGMENT_BYTES,
     calibration: Calibration | str | Path | None = None,
 ) -> AllReducer | AutoReducer:
@@ -280,8 +280,8 @@ def make_reducer(
     if algorithm == "auto":
         from megabatch.comm.auto import AutoReducer  # which is built of AllReducers
 
-        return AutoReducer(grid, average=average, wire_dtype=wire_dtype, calibration=calibration)
-    return AllReducer(grid, algorithm, average=average, wire_dtype=wire_dtype, segment_bytes=segment_bytes)
+        return AutoReducer(grid, average=average, grad_dtype=grad_dtype, calibration=calibration)
+    return AllReducer(grid, algorithm, average=average, grad_dtype=grad_dtype, segment_bytes=segment_bytes)
 
 
 def message_text(tensor: torch.Tensor) -> str:

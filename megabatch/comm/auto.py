@@ -90,14 +90,14 @@ class AutoReducer:
         grid: ProcessGrid,
         *,
         average: bool = False,
-        wire_dtype: torch.dtype | None = None,
+        grad_dtype: torch.dtype | None = None,
         calibration: Calibration | str | Path | None = None,
         sizes: Sequence[int] = SIZE_CLASSES_BYTES,
         proof_seconds: float = _PROOF_SECONDS,
     ) -> None:
         self.grid = grid
         self.algorithm = "auto"
-        self.wire_dtype = wire_dtype
+        self.grad_dtype = grad_dtype
         key = ("auto choices", tuple(sizes))
         if key not in grid.kept:
             grid.kept[key] = _choices(grid, calibration, sizes, proof_seconds)
@@ -108,7 +108,7 @@ class AutoReducer:
                 grid,
                 choice.algorithm,
                 average=average,
-                wire_dtype=wire_dtype,
+                grad_dtype=grad_dtype,
                 segment_bytes=choice.segment_bytes,
             )
             for choice in self.choices
@@ -132,7 +132,7 @@ class AutoReducer:
         self, tensor: torch.Tensor, *, task: str = "all-reduce", call: int | None = None
     ) -> list[tuple[str, float]]:
         """As `AllReducer.run`."""
-        choice = self.choice_for(tensor.numel() * (self.wire_dtype or tensor.dtype).itemsize)
+        choice = self.choice_for(tensor.numel() * (self.grad_dtype or tensor.dtype).itemsize)
         return self._reducers[choice.algorithm, choice.segment_bytes].run(tensor, task=task, call=call)
 
 

@@ -139,7 +139,7 @@ def quantile(values: Sequence[float], part: float) -> float:
     return sorted(values)[max(0, math.ceil(part * len(values)) - 1)]
 
 
-def _rows(seconds: dict[str, list[float]], message_bytes: int, num_ranks: int) -> list[Row]:
+def _rows(seconds: dict[str, list[float]], message_bytes: int, world_size: int) -> list[Row]:
     backend = quantile(seconds["backend"], 0.5) if "backend" in seconds else None
     rows = []
     for algorithm, times in seconds.items():
@@ -154,7 +154,7 @@ def _rows(seconds: dict[str, list[float]], message_bytes: int, num_ranks: int) -
                 middle,
                 quantile(times, 0.95),
                 rate,
-                rate * bus_factor(num_ranks),
+                rate * bus_factor(world_size),
                 ratio,
             )
         )

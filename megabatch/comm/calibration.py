@@ -96,7 +96,7 @@ class Calibration:
 
     def separate_links(self, shape: GridShape) -> bool:
         """Whether rows stay inside hosts and columns leave them, if hosts hold equally many consecutive ranks."""
-        return self.num_hosts > 1 and shape.num_ranks // self.num_hosts % shape.sizes[-1] == 0
+        return self.num_hosts > 1 and shape.world_size // self.num_hosts % shape.sizes[-1] == 0
 
     def links(self, shape: GridShape) -> tuple[LinkCost, ...]:
         """Link costs for the axes of `shape`, which must be the measured grid unless all its links are alike.
@@ -107,7 +107,7 @@ class Calibration:
         if shape.sizes == self.shape.sizes and self.axes:
             return tuple(axis.link for axis in self.axes)
         costs = [axis.link for axis in self.axes if axis.size > 1]
-        if shape.num_ranks == self.shape.num_ranks and costs and _alike(costs):
+        if shape.world_size == self.shape.world_size and costs and _alike(costs):
             return (_worst(costs),) * len(shape.sizes)
         raise ConfigError(
             f"the calibration is of grid {self.grid} and says nothing about grid {shape.text}; measure that grid"
@@ -134,9 +134,9 @@ def measured_seconds(points: Sequence[MeasuredPoint], algorithm: str, message_by
     return low_seconds + (high_seconds - low_seconds) * (message_bytes - low) / (high - low)
 
 
-def bus_factor(num_ranks: int) -> float:
+def bus_factor(world_size: int) -> float:
     """Bus bandwidth of an all-reduce divided by its algorithm bandwidth, as nccl-tests define it: 2(n-1)/n."""
-    return 2 * (num_ranks - 1) / num_ranks
+    return 2 * (world_size - 1) / world_size
 
 
 def calibration_text(calibration: Calibration) -> str:

@@ -118,7 +118,7 @@ class ProcessGrid:
     @property
     def world_size(self) -> int:
         """Ranks in the whole grid."""
-        return self.shape.num_ranks
+        return self.shape.world_size
 
     @property
     def separate_links(self) -> bool:

@@ -43,7 +43,7 @@ def gradient_hook(
     grid: ProcessGrid,
     algorithm: str = "torus",
     *,
-    wire_dtype: torch.dtype | None = None,
+    grad_dtype: torch.dtype | None = None,
     segment_bytes: int = DEFAULT_SEGMENT_BYTES,
     buckets_in_flight: int = 2,
     calibration: Calibration | str | Path | None = None,
@@ -52,10 +52,10 @@ def gradient_hook(
 
     algorithm: one of `phases`, or "auto": measured, chosen per bucket size and proven, here and now (see `auto`).
     calibration: for "auto", measurements or their file instead of measuring the network again.
-    wire_dtype: float16 or bfloat16 on the wire. buckets_in_flight: buckets reduced at the same time on Gloo, so that
+    grad_dtype: float16 or bfloat16 on the wire. buckets_in_flight: buckets reduced at the same time on Gloo, so that
     the row phase of one overlaps the column phase of another; the backend's own all-reduce takes one at a time.
     """
-    return GradientHook(grid, algorithm, wire_dtype, segment_bytes, buckets_in_flight, calibration), reduce_bucket
+    return GradientHook(grid, algorithm, grad_dtype, segment_bytes, buckets_in_flight, calibration), reduce_bucket
 
 
 def reduce_bucket(state: "GradientHook", bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -73,7 +73,7 @@ class GradientHook:
         self,
         grid: ProcessGrid,
         algorithm: str,
-        wire_dtype: torch.dtype | None,
+        grad_dtype: torch.dtype | None,
         segment_bytes: int,
         buckets_in_flight: int,
         calibration: Calibration | str | Path | None = None,
@@ -82,7 +82,7 @@ class GradientHook:
             raise ConfigError(f"{buckets_in_flight} buckets in flight; at least 1 is needed, 2 is the default")
         self.grid = grid
         self.algorithm = algorithm
-        options: dict[str, Any] = {"wire_dtype": wire_dtype, "segment_bytes": segment_bytes, "calibration": calibration}
+        options: dict[str, Any] = {"grad_dtype": grad_dtype, "segment_bytes": segment_bytes, "calibration": calibration}
         first = make_reducer(grid, algorithm, average=True, **options)
         # The backend matches collectives by the order in which a rank issues them: one thread keeps it.
         self._count = 1 if "backend" in first.algorithms else buckets_in_flight

@@ -4,18 +4,18 @@
     ddp.register_comm_hook(None, noise.hook())                     # around the backend's all-reduce
     ddp.register_comm_hook(None, noise.hook(reduce, state))        # or around any other, such as `gradient_hook`'s
 
-    noise.begin_update()
-    for pictures, labels in my_pieces:                             # accumulation, no_sync for all but the last
-        (loss(ddp(pictures), labels) / len(my_pieces)).backward()
-        noise.after_backward(len(pictures), weight=1 / (len(my_pieces) * world_size))
-    noise.end_update()                                             # before the gradients are clipped or stepped
+    noise.begin_step()
+    for images, labels in my_pieces:                             # accumulation, no_sync for all but the last
+        (loss(ddp(images), labels) / len(my_pieces)).backward()
+        noise.after_backward(len(images), weight=1 / (len(my_pieces) * world_size))
+    noise.end_step()                                             # before the gradients are clipped or stepped
     optimizer.step()
-    noise.scale                                                    # smoothed, in pictures; None until it is known
+    noise.scale                                                    # smoothed, in images; None until it is known
 
-Every backward pass is one piece of the update: its own gradient is the change of the accumulated one, and for the pass
+Every backward pass is one piece of the step: its own gradient is the change of the accumulated one, and for the pass
 that sends, what the bucket holds when the hook gets it. Nothing but the pieces' squared norms is needed, see
 `megabatch.schedule.noise`. Because pieces, not workers, are compared, the result does not depend on how pieces lie
-on workers, and one worker is enough as long as an update has two pieces.
+on workers, and one worker is enough as long as a step has two pieces.
 """
 
 # No `from __future__ import annotations` here: DDP checks that a hook's annotations are classes, not strings.
@@ -36,14 +36,14 @@ Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 
 
 class NoiseScale:
-    """Measures every `every_updates`-th update; `smoothing` is the weight of the past in the running averages."""
+    """Measures every `every_steps`-th step; `smoothing` is the weight of the past in the running averages."""
 
-    def __init__(self, parameters: Iterable[Tensor], smoothing: float = 0.95, every_updates: int = 1) -> None:
+    def __init__(self, parameters: Iterable[Tensor], smoothing: float = 0.95, every_steps: int = 1) -> None:
         self.average = NoiseAverage(smoothing)
         self.measuring = False
         self._parameters = [p for p in parameters if p.requires_grad]
-        self._every_updates = every_updates
-        self._updates = 0
+        self._every_steps = every_steps
+        self._steps = 0
         self._world_size = dist.get_world_size() if dist.is_initialized() else 1
         self._before: dict[Tensor, Tensor] = {}  # what was accumulated before the pass that is going on
         self._sent: Tensor | None = None  # squared norm of that pass, as far as its buckets have been sent
@@ -51,7 +51,7 @@ class NoiseScale:
 
     @property
     def scale(self) -> float | None:
-        """B_simple in pictures."""
+        """B_simple in images."""
         return self.average.scale
 
     def hook(self, inner: Hook = allreduce_hook, state: Any = None) -> Hook:
@@ -65,14 +65,14 @@ class NoiseScale:
 
         return look_and_send
 
-    def begin_update(self, wanted: bool = True) -> None:
-        """Call when gradients are zero, before the first backward pass; unless `wanted` the update is left out."""
-        self.measuring = wanted and self._updates % self._every_updates == 0
-        self._updates += wanted
+    def begin_step(self, wanted: bool = True) -> None:
+        """Call when gradients are zero, before the first backward pass; unless `wanted` the step is left out."""
+        self.measuring = wanted and self._steps % self._every_steps == 0
+        self._steps += wanted
         self._before, self._sent, self._sums = {}, None, self._zeros()
 
     def after_backward(self, num_samples: int, weight: float) -> None:
-        """Call after a backward pass over `num_samples` pictures whose mean gradient counts `weight` in the update.
+        """Call after a backward pass over `num_samples` images whose mean gradient counts `weight` in the step.
 
         The weights of all passes of all workers add up to 1. As always with DDP the pass must have been made with
         `weight * world_size` times the mean loss, because gradients are averaged over workers.
@@ -95,7 +95,7 @@ class NoiseScale:
         return self._sums
 
     def observe(self, sums: Sequence[float], gradient_square: float, loss_scale: float = 1.0) -> None:
-        """Take in an update: sums over all workers, the squared norm of the averaged gradient (unscaled)."""
+        """Take in a step: sums over all workers, the squared norm of the averaged gradient (unscaled)."""
         if not self.measuring:
             return
         small, sum_w_over_n, sum_w2_over_n = sums
@@ -103,8 +103,8 @@ class NoiseScale:
         if sample is not None:
             self.average.add(sample)
 
-    def end_update(self, loss_scale: float = 1.0) -> float | None:
-        """All that is left to do for an update, with an all-reduce of three numbers; returns the smoothed scale."""
+    def end_step(self, loss_scale: float = 1.0) -> float | None:
+        """All that is left to do for a step, with an all-reduce of three numbers; returns the smoothed scale."""
         if self.measuring:
             sums = self._sums.clone()
             if self._world_size > 1:
@@ -116,12 +116,12 @@ class NoiseScale:
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint: the same on every worker, plain numbers."""
-        return {**self.average.state(), "updates": self._updates}
+        return {**self.average.state(), "steps": self._steps}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from `state`, on any number of workers."""
         self.average.load(state)
-        self._updates = state["updates"]
+        self._steps = state["steps"]
 
     def _zeros(self) -> Tensor:
         device = self._parameters[0].device if self._parameters else None

@@ -163,7 +163,7 @@ def phases(
         hint = nearest(algorithm, ALGORITHMS)
         raise ConfigError(f"all-reduce algorithm '{algorithm}' is unknown; choose one of {known}{hint}")
     grid = shape if isinstance(shape, GridShape) else GridShape(tuple(shape))
-    if grid.num_ranks == 1:
+    if grid.world_size == 1:
         return ()
     if algorithm == "torus" and message_bytes is not None:
         axes = _fast_axes_first(grid)
@@ -257,7 +257,7 @@ def _fast_axes_first(grid: GridShape) -> list[int]:
 
 
 def _flat(pattern: Pattern) -> Callable[[GridShape], tuple[Phase, ...]]:
-    return lambda grid: (Phase("all_reduce", pattern, WORLD, grid.num_ranks),)
+    return lambda grid: (Phase("all_reduce", pattern, WORLD, grid.world_size),)
 
 
 def _torus(pattern: Pattern) -> Callable[[GridShape], tuple[Phase, ...]]:

@@ -41,7 +41,7 @@ def examine_world(grid: ProcessGrid, *, budget_seconds: float = 2.0) -> list[Fin
 def world_map(shape: GridShape, hosts: Sequence[str], reason: str = "as given") -> list[Finding]:
     """Which ranks sit on which host, and where in the grid. `hosts` is by rank, or empty when nobody asked."""
     findings: list[Finding] = [
-        {"name": "grid", "good": None, "text": f"{shape.text}, {shape.num_ranks} ranks ({reason})"}
+        {"name": "grid", "good": None, "text": f"{shape.text}, {shape.world_size} ranks ({reason})"}
     ]
     by_host: dict[str, list[int]] = {}
     for rank, host in enumerate(hosts):
@@ -53,7 +53,7 @@ def world_map(shape: GridShape, hosts: Sequence[str], reason: str = "as given") 
         findings.append({"name": "host", "good": None, "text": f"and {len(by_host) - _MAX_HOSTS_SHOWN} more hosts"})
     across = [axis for axis in range(len(shape.sizes)) if _crosses_hosts(shape, axis, hosts)]
     fast = max((axis for axis, size in enumerate(shape.sizes) if size > 1), default=0)
-    if fast in across and len(by_host) < shape.num_ranks:
+    if fast in across and len(by_host) < shape.world_size:
         text = (
             f"{shape.names[fast]}s cross hosts though hosts hold several ranks; "
             "the last number of the grid should be the ranks of a host"

@@ -186,7 +186,7 @@ def _hops(phase: Phase, shape: GridShape, links: Sequence[LinkCost]) -> list[_Ho
             # Of all ranks in a row of ranks, those whose step to the next changes `axis` and nothing slower.
             slower = math.prod(shape.sizes[:axis])
             starts = slower * size - (slower if axis > 0 and slower > 1 else 0)
-            hops.append(_hop(links[axis], starts / shape.num_ranks, alone=axis != fast))
+            hops.append(_hop(links[axis], starts / shape.world_size, alone=axis != fast))
     return hops
 
 

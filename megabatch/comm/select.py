@@ -184,7 +184,7 @@ def suggest_grid(calibration: Calibration, message_bytes: int) -> GridShape:
     """
     best = calibration.shape
     least = predictions(calibration, best, message_bytes)[0].seconds
-    for shape in fitting_shapes(best.num_ranks):
+    for shape in fitting_shapes(best.world_size):
         try:
             seconds = predictions(calibration, shape, message_bytes)[0].seconds
         except ConfigError:

@@ -50,18 +50,18 @@ class GridShape:
         return "x".join(str(size) for size in self.sizes)
 
     @property
-    def num_ranks(self) -> int:
+    def world_size(self) -> int:
         """Ranks in the whole grid."""
         return math.prod(self.sizes)
 
     def check_fits(self, world_size: int) -> None:
         """Raise `GridError` naming the shapes that fit unless the grid has exactly `world_size` ranks."""
-        if self.num_ranks == world_size:
+        if self.world_size == world_size:
             return
         shapes = [shape.text for shape in fitting_shapes(world_size)]
         more = ", ..." if len(shapes) > _MAX_SHAPES_SHOWN else ""
         raise GridError(
-            f"grid {self.text} needs {self.num_ranks} workers but the world has {world_size}; "
+            f"grid {self.text} needs {self.world_size} workers but the world has {world_size}; "
             f"shapes that fit: {', '.join(shapes[:_MAX_SHAPES_SHOWN])}{more}"
         )
 
@@ -92,8 +92,8 @@ class GridShape:
         return tuple(range(first, first + self.sizes[axis] * stride, stride))
 
     def _check_rank(self, rank: int) -> None:
-        if not 0 <= rank < self.num_ranks:
-            raise GridError(f"rank {rank} is outside grid {self.text}; ranks are 0 to {self.num_ranks - 1}")
+        if not 0 <= rank < self.world_size:
+            raise GridError(f"rank {rank} is outside grid {self.text}; ranks are 0 to {self.world_size - 1}")
 
 
 def parse_grid(text: str, names: Sequence[str] = ()) -> GridShape:

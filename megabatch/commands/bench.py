@@ -72,7 +72,7 @@ def bench_step(
     words += [word for text in set_ or [] for word in ("--set", text)] + ["--json"] * as_json
     words += ["--output", str(output.absolute())] if output else []
     request = StepBenchRequest(
-        config, parse_batches(batches, config.train.ghost_batch), iterations, workers, tuple(words)
+        config, parse_batches(batches, config.train.ghost_batch_size), iterations, workers, tuple(words)
     )
     code, result = bench_steps(request, os.environ)
     if result is not None:
@@ -86,7 +86,7 @@ def bench_step(
             print(f"{times.model} on {times.device}, {times.threads} threads, {together}")
             for row in times.rows:
                 print(
-                    f"  {row.local_batch:>6} pictures {1e3 * row.seconds:>10.2f} ms +- {row.deviation:.1%}"
+                    f"  {row.local_batch:>6} images {1e3 * row.seconds:>10.2f} ms +- {row.deviation:.1%}"
                     f" {row.local_batch / row.seconds:>10,.0f} images/s  n = {row.iterations}"
                 )
             print(f"  backward pass {times.backward_share:.0%} of a step")
@@ -99,7 +99,7 @@ def bench_step(
 )
 def bench_optimizer(
     model: Annotated[str, typer.Option(help="A network whose parameters are updated.")] = "resnet50",
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds that count; each times every optimiser once.")] = 15,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds that count; each times every optimizer once.")] = 15,
     threads: Annotated[int, typer.Option(min=1, help="Threads of a CPU.")] = 1,
     as_json: Json = False,
     debug: Debug = False,
@@ -114,23 +114,23 @@ def bench_optimizer(
 @app.command(
     "data",
     epilog="Examples: `megabatch bench data shards` - `megabatch bench data shards --need 20000 --decoder opencv` - "
-    "`megabatch bench data --image-size 32 --crop pad` (generated pictures)",
+    "`megabatch bench data --image-size 32 --crop pad` (generated images)",
 )
 def bench_data(
-    path: Annotated[Path | None, typer.Argument(help="The set to read; generated pictures when left out.")] = None,
+    path: Annotated[Path | None, typer.Argument(help="The set to read; generated images when left out.")] = None,
     source: Annotated[str | None, typer.Option(help="Kind of the set; seen by its files.")] = None,
     crop: Annotated[str, typer.Option(help="resized, pad or none.")] = "resized",
     alter: Annotated[bool, typer.Option("--alter", help="Also change brightness, contrast and saturation.")] = False,
     image_size: Annotated[int, typer.Option(min=8, help="Pixels on a side.")] = 224,
     decoder: Annotated[str, typer.Option(help="auto, pillow or opencv.")] = "auto",
     reduce_jpeg: Annotated[bool, typer.Option("--reduce-jpeg", help="Decode at 1/2, 1/4, 1/8 where possible.")] = False,
-    pictures: Annotated[int, typer.Option(min=1, help="Pictures a round.")] = 256,
+    images: Annotated[int, typer.Option(min=1, help="Images a round.")] = 256,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds that count.")] = 5,
-    need: Annotated[float, typer.Option(min=1, help="Pictures a second to be fed.")] = 2500,
+    need: Annotated[float, typer.Option(min=1, help="Images a second to be fed.")] = 2500,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Pictures per core and second: time of read, decode, augment, collate; cores that a rate needs."""
+    """Images per core and second: time of read, decode, augment, collate; cores that a rate needs."""
     from megabatch.data.show import bench_and_show
 
-    bench_and_show(path, source, crop, alter, image_size, decoder, reduce_jpeg, pictures, rounds, need, as_json)
+    bench_and_show(path, source, crop, alter, image_size, decoder, reduce_jpeg, images, rounds, need, as_json)

@@ -11,7 +11,7 @@ from megabatch.commands.options import Debug, Json
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Get, pack and verify pictures to train on.")
+app = typer.Typer(no_args_is_help=True, help="Get, pack and verify images to train on.")
 
 Source = Annotated[
     str | None, typer.Option("--source", help="Kind of the set (folder, tar, parquet, ...); seen by its files.")
@@ -22,7 +22,7 @@ Splits = Annotated[str, typer.Option(help="train or val; all by default.")]
 
 @app.callback()
 def _data() -> None:
-    """Get, pack and verify pictures to train on."""
+    """Get, pack and verify images to train on."""
 
 
 @app.command("get", epilog="Example: `megabatch data get fashion-mnist`")
@@ -50,9 +50,9 @@ def data_pack(
     output: Annotated[Path, typer.Argument(help="The folder to write to; a pack that was interrupted there goes on.")],
     to: Annotated[str, typer.Option(help="tar, parquet or raw (decoded pixels, memory-mapped).")] = "tar",
     resize: Annotated[int, typer.Option(min=0, help="Make the shorter side this many pixels; 0: leave it.")] = 0,
-    quality: Annotated[int, typer.Option(min=0, max=100, help="Of pictures encoded anew; 0: JPEG 90.")] = 0,
-    pictures_per_shard: Annotated[int, typer.Option(min=1, help="Samples in a file.")] = 1000,
-    max_broken_share: Annotated[float, typer.Option(min=0, max=1, help="More broken pictures stop it.")] = 0.001,
+    quality: Annotated[int, typer.Option(min=0, max=100, help="Of images encoded anew; 0: JPEG 90.")] = 0,
+    images_per_shard: Annotated[int, typer.Option(min=1, help="Samples in a file.")] = 1000,
+    max_broken_share: Annotated[float, typer.Option(min=0, max=1, help="More broken images stop it.")] = 0.001,
     jobs: Jobs = 0,
     split: Splits = "",
     source: Source = None,
@@ -62,7 +62,7 @@ def data_pack(
     """Write a set as tar shards, parquet or raw pixels: in parallel, resumable, always the same bytes."""
     from megabatch.data.show import pack_and_show
 
-    pack_and_show(path, output, to, resize, quality, pictures_per_shard, max_broken_share, jobs, split, source, as_json)
+    pack_and_show(path, output, to, resize, quality, images_per_shard, max_broken_share, jobs, split, source, as_json)
 
 
 @app.command(
@@ -79,7 +79,7 @@ def data_verify(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Decode every picture, list the broken ones, count the classes, write a manifest. Exit 1 when some are broken."""
+    """Decode every image, list the broken ones, count the classes, write a manifest. Exit 1 when some are broken."""
     from megabatch.data.show import compare_and_show, verify_and_show
 
     if checksums:

@@ -23,8 +23,8 @@ def doctor(debug: Debug = False, as_json: Json = False) -> None:
     from megabatch.train.doctor import examine, print_findings
     from megabatch.train.survey import examine_joined_world
 
-    findings, speaks = examine_joined_world(os.environ)
-    if not speaks:
+    findings, is_main = examine_joined_world(os.environ)
+    if not is_main:
         return
     findings = examine(os.environ) + findings
     print(json.dumps(findings)) if as_json else print_findings(findings)

@@ -20,10 +20,10 @@ Workers = Annotated[int, typer.Option(min=1, help="Workers on each machine; one 
 Gpus = Annotated[int, typer.Option(min=0, help="GPUs of each machine; 0: compute on cores.")]
 Cores = Annotated[int, typer.Option(min=0, help="Cores per worker; 0: as the scheduler has it.")]
 Name = Annotated[str, typer.Option(help="Name of the job.")]
-Data = Annotated[str, typer.Option(help="Where the pictures are, on the machines.")]
+Data = Annotated[str, typer.Option(help="Where the images are, on the machines.")]
 Grid = Annotated[str, typer.Option(help="Rows x columns of workers.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe.")]
-Grace = Annotated[int, typer.Option(min=10, help="Seconds an update and its checkpoint may take after a signal.")]
+Grace = Annotated[int, typer.Option(min=10, help="Seconds a step and its checkpoint may take after a signal.")]
 Python = Annotated[str, typer.Option(help="The Python of the machines that has megabatch.")]
 Health = Annotated[bool, typer.Option("--health-check/--no-health-check", help="Run `doctor` on the allocation first.")]
 File = Annotated[Path | None, typer.Option("--file", help="Write here instead of printing.")]
@@ -94,7 +94,7 @@ def kubernetes(
     recipe: Recipe,
     output: Output,
     image: Annotated[str, typer.Option(help="The container image; --containerfile writes a file to build it from.")],
-    claim: Annotated[str, typer.Option(help="PersistentVolumeClaim with run folders and pictures.")],
+    claim: Annotated[str, typer.Option(help="PersistentVolumeClaim with run folders and images.")],
     mount: Annotated[str, typer.Option(help="Where the claim is mounted.")] = "/runs",
     kind: Annotated[str, typer.Option(help="pytorchjob or trainjob.")] = "pytorchjob",
     namespace: Annotated[str, typer.Option(help="Namespace.")] = "",

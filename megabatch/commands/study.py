@@ -16,8 +16,8 @@ app = typer.Typer()
 
 
 @app.command(
-    epilog="Examples: `megabatch study demo --vary train.batch_total=256,1024,4096 --seeds 3` - "
-    "`megabatch study demo --vary model.width=8,16 --vary norm.newest_share=0.1,1.0 --jobs 2 --output runs/norms` - "
+    epilog="Examples: `megabatch study demo --vary train.global_batch_size=256,1024,4096 --seeds 3` - "
+    "`megabatch study demo --vary model.width=8,16 --vary norm.momentum=0.1,1.0 --jobs 2 --output runs/norms` - "
     "`megabatch study studies/large_batch.toml --jobs 2`"
 )
 def study(
@@ -32,7 +32,7 @@ def study(
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each arm; 3 unless told otherwise.")] = None,
     baseline: Annotated[str, typer.Option(help="The arm others are compared with; the first one by default.")] = "",
     data: Annotated[
-        Path | None, typer.Option(envvar="MEGABATCH_DATA", help="Where the pictures are, for all arms.")
+        Path | None, typer.Option(envvar="MEGABATCH_DATA", help="Where the images are, for all arms.")
     ] = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Runs at a time, one core each; as many as cores are free by default.")

@@ -20,13 +20,13 @@ app = typer.Typer()
     epilog="Examples: `megabatch train demo --workers 2` - "
     "`megabatch train demo --set train.epochs=1 --set data.source=generated` - "
     "`megabatch train demo --output runs/a --resume` - "
-    "`megabatch train mikami2018 --scale fashion-mnist --epochs 30 --set optimizer.rate_factor=0.5` - "
+    "`megabatch train mikami2018 --scale fashion-mnist --epochs 30 --set optimizer.lr_factor=0.5` - "
     "`megabatch train demo --plan plan.json` - "
     "`torchrun --nproc-per-node 4 -m megabatch train demo`"
 )
 def train(
     recipe: Annotated[str, typer.Argument(help="A name from `megabatch recipes`, or a TOML file.")],
-    data: Annotated[Path | None, typer.Option(help="Where the pictures are.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Where the images are.")] = None,
     workers: Annotated[
         int | None,
         typer.Option(min=1, help="Local workers to start; under torchrun, srun or mpirun: how many must be there."),
@@ -81,18 +81,18 @@ def train(
 )
 def evaluate(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
-    data: Annotated[Path | None, typer.Option(help="Where the pictures are, if not where the run had them.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Where the images are, if not where the run had them.")] = None,
     ensemble: Annotated[
         bool, typer.Option("--ensemble", help="The members of a collapsed ensemble, alone and together.")
     ] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Exact top-1 and top-5 of a run's model, every validation picture counted once."""
+    """Exact top-1 and top-5 of a run's model, every validation image counted once."""
     from megabatch.train.evaluate_run import evaluate_ensemble, evaluate_run
 
     result = evaluate_ensemble(run, data) if ensemble else evaluate_run(run, data)
-    if not result.pop("speaks"):
+    if not result.pop("is_main"):
         return
     if as_json:
         print(json.dumps(result))
@@ -100,11 +100,11 @@ def evaluate(
         names = [*(one["file"] for one in result["members"]), "ensemble (mean probability)", "mean of the weights"]
         for name, one in zip(names, [*result["members"], result["ensemble"], result["weight_average"]], strict=True):
             print(f"{name:<30}  top-1 {one['top1']:.2%}  top-5 {one['top5']:.2%}  loss {one['loss']:.4f}")
-        print(f"({result['num_pictures']:,} pictures)")
+        print(f"({result['num_images']:,} images)")
     else:
         print(
             f"top-1 {result['top1']:.2%}  top-5 {result['top5']:.2%}  loss {result['loss']:.4f}  "
-            f"({result['num_pictures']:,} pictures, {result['weights']})"
+            f"({result['num_images']:,} images, {result['weights']})"
         )
 
 

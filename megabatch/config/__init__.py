@@ -20,7 +20,7 @@ from megabatch.config.log import LogConfig
 from megabatch.config.model import ModelConfig
 from megabatch.config.norm import NormConfig
 from megabatch.config.optimizer import LarsConfig, OptimizerConfig, RmspropWarmupConfig
-from megabatch.config.promise import Promise
+from megabatch.config.reference import Reference
 from megabatch.config.section import Section
 from megabatch.config.train import TrainConfig
 from megabatch.schedule.batch import parse_stages
@@ -42,7 +42,7 @@ __all__ = [
     "ModelConfig",
     "NormConfig",
     "OptimizerConfig",
-    "Promise",
+    "Reference",
     "RmspropWarmupConfig",
     "TrainConfig",
     "differences",
@@ -52,7 +52,7 @@ __all__ = [
 class Config(Section):
     """One run, whole."""
 
-    promise: Promise
+    reference: Reference
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     norm: NormConfig = NormConfig()
@@ -66,12 +66,12 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _sections_fit(self) -> Config:
-        train, totals = self.train, parse_stages(self.train.batch_total).batch_totals
-        self.batch_control.check_fits(totals[0], len(totals), train.ghost_batch)
+        train, totals = self.train, parse_stages(self.train.global_batch_size).global_batch_sizes
+        self.batch_control.check_fits(totals[0], len(totals), train.ghost_batch_size)
         if self.batch_control.noise == "momentum":  # refused here rather than when the stage is reached
             noise_keeping_momentum(smallest_value(self.optimizer.momentum), min(totals) / totals[0])
         if self.collapse is not None:
-            self.collapse.check_fits(train.epochs, train.ghost_batch)
+            self.collapse.check_fits(train.epochs, train.ghost_batch_size)
         return self
 
     def to_toml(self) -> str:

@@ -15,5 +15,5 @@ class CheckpointConfig(Section):
     """When checkpoints are written and how many are kept."""
 
     every_epochs: NotNegative = 1.0
-    every_updates: Annotated[int, Field(ge=0)] = 0  # 0: not by updates
+    every_steps: Annotated[int, Field(ge=0)] = 0  # 0: not by steps
     keep: Annotated[int, Field(ge=2)] = 3

@@ -21,18 +21,18 @@ class CollapseConfig(Section):
     A branch starts from the trunk's weights at each of `at_epochs` and lasts `epochs`; the trunk then goes on from
     where the branch left it. The branch's schedules count epochs from its own start. What is left out is as on the
     trunk where the branch begins; the rate then falls from there to 0 with power 2.
-    `augment`: "plain" keeps crops and flips without changes of scale and shape, "off" leaves the pictures alone, "same"
-    is what the trunk has. `batch_total` 0 is the batch the trunk has there.
+    `augment`: "plain" keeps crops and flips without changes of scale and shape, "off" leaves the images alone, "same"
+    is what the trunk has. `global_batch_size` 0 is the batch the trunk has there.
     """
 
     at_epochs: Annotated[tuple[PositiveEpochs, ...], Field(min_length=1)]
     epochs: PositiveEpochs = 5.0
-    learning_rate: Scheduled | None = None
+    lr: Scheduled | None = None
     weight_decay: Scheduled | None = None
     momentum: Scheduled | None = None
     reset_momentum: bool = True
     augment: Literal["plain", "off", "same"] = "plain"
-    batch_total: Annotated[int, Field(ge=0)] = 0
+    global_batch_size: Annotated[int, Field(ge=0)] = 0
 
     @model_validator(mode="after")
     def _epochs_rise(self) -> CollapseConfig:
@@ -40,7 +40,7 @@ class CollapseConfig(Section):
             raise ValueError(
                 f"collapse.at_epochs must rise, given {list(self.at_epochs)}; sort them and name each once"
             )
-        for name in ("learning_rate", "weight_decay", "momentum"):
+        for name in ("lr", "weight_decay", "momentum"):
             schedule = getattr(self, name)
             if isinstance(schedule, tuple):
                 check_pieces(schedule, f"collapse.{name}")
@@ -48,7 +48,7 @@ class CollapseConfig(Section):
             raise ValueError(f"collapse.momentum {largest:g} never forgets and cannot be used; keep it below 1")
         return self
 
-    def check_fits(self, train_epochs: float, ghost_batch: int) -> None:
+    def check_fits(self, train_epochs: float, ghost_batch_size: int) -> None:
         """Refuse branches that do not fit the run.
 
         Raises:
@@ -64,8 +64,8 @@ class CollapseConfig(Section):
                 f"collapse.at_epochs has {self.at_epochs[-1]:g}, but the trunk ends at train.epochs {train_epochs:g}; "
                 "a branch must leave the trunk at its end or before"
             )
-        if self.batch_total % ghost_batch:
+        if self.global_batch_size % ghost_batch_size:
             raise ConfigError(
-                f"collapse.batch_total {self.batch_total} is not a multiple of train.ghost_batch {ghost_batch}; "
-                "give a multiple, or 0 for the batch of the trunk"
+                f"collapse.global_batch_size {self.global_batch_size} is not a multiple of train.ghost_batch_size "
+                f"{ghost_batch_size}; give a multiple, or 0 for the batch of the trunk"
             )

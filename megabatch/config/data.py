@@ -1,4 +1,4 @@
-"""Settings of pictures: where they come from and how they are changed at random."""
+"""Settings of images: where they come from and how they are changed at random."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["AugmentConfig", "DataConfig", "GeneratedConfig"]
 
 
 class AugmentConfig(Section):
-    """Random changes of a training picture, keyed by (seed, epoch, sample)."""
+    """Random changes of a training image, keyed by (seed, epoch, sample)."""
 
     crop: Literal["none", "pad", "resized"] = "none"
     padding: Annotated[int, Field(ge=0)] = 0
@@ -40,7 +40,7 @@ class GeneratedConfig(Section):
 
 
 class DataConfig(Section):
-    """Where the pictures come from."""
+    """Where the images come from."""
 
     source: str = "generated"
     path: str = ""
@@ -48,16 +48,16 @@ class DataConfig(Section):
     image_size: Annotated[int, Field(ge=8)] = 224
     mean: tuple[NotNegative, ...] = (0.485, 0.456, 0.406)
     std: tuple[Annotated[float, Field(gt=0)], ...] = (0.229, 0.224, 0.225)
-    max_train_pictures: Annotated[int, Field(ge=0)] = 0  # 0: all; else a fixed part with the set's mix of classes
-    held_out_pictures: Annotated[int, Field(ge=0)] = 0  # >0: evaluate on so many training pictures, kept from training
-    downscale: bool = False  # make pictures image_size wide once, by area averaging; for small sets
+    max_train_images: Annotated[int, Field(ge=0)] = 0  # 0: all; else a fixed part with the set's mix of classes
+    held_out_images: Annotated[int, Field(ge=0)] = 0  # >0: evaluate on so many training images, kept from training
+    downscale: bool = False  # make images image_size wide once, by area averaging; for small sets
     prefetch_ghosts: PositiveInt = 4
     train_image_size: Scheduled | None = None  # pieces over epochs, rounded to multiples of 8; None: image_size
     decoder: Literal["auto", "pillow", "opencv", "dali"] = "auto"  # auto and pillow give the same pixels
     reduce_jpeg: bool = False  # decode JPEG at 1/2, 1/4, 1/8 where the crop allows it: faster, other pixels
     loader_threads: Annotated[int, Field(ge=0, le=64)] = 0  # 0: cores of the host / workers on it
     loader_processes: Annotated[int, Field(ge=0, le=64)] = 0  # above 0: processes instead of threads
-    max_broken_share: Share = 0.001  # 0: the first broken picture stops the run
+    max_broken_share: Share = 0.001  # 0: the first broken image stops the run
     augment: AugmentConfig = AugmentConfig()
     generated: GeneratedConfig = GeneratedConfig()
 

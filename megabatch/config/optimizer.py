@@ -26,7 +26,7 @@ class LarsConfig(Section):
 class RmspropWarmupConfig(Section):
     """RMSprop at first, SGD later, for `optimizer.name = "rmsprop_warmup"` (Akiba 2017, section 3.1)."""
 
-    rate: NotNegative = 3e-4
+    lr: NotNegative = 3e-4
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.99
     eps: Positive = 1e-8
     center_epoch: NotNegative = 10.0
@@ -39,8 +39,8 @@ class OptimizerConfig(Section):
     """The update rule. A value is a number, or a list of pieces over epochs."""
 
     name: Literal["sgd", "lars", "rmsprop_warmup"] = "sgd"
-    learning_rate: Scheduled = 0.1
-    rate_factor: NotNegative = 1.0  # times the learning rate, all along: its level without touching its shape
+    lr: Scheduled = 0.1
+    lr_factor: NotNegative = 1.0  # times the learning rate, all along: its level without touching its shape
     momentum: Scheduled = 0.9
     nesterov: bool = False
     weight_decay: Scheduled = 1e-4
@@ -50,7 +50,7 @@ class OptimizerConfig(Section):
 
     @model_validator(mode="after")
     def _values_can_work(self) -> OptimizerConfig:
-        for name in ("learning_rate", "momentum", "weight_decay"):
+        for name in ("lr", "momentum", "weight_decay"):
             schedule = getattr(self, name)
             if isinstance(schedule, tuple):
                 check_pieces(schedule, f"optimizer.{name}")
@@ -60,9 +60,8 @@ class OptimizerConfig(Section):
             raise ValueError("optimizer.nesterov needs optimizer.momentum above 0 from the start; set one or the other")
         if self.nesterov and self.name == "rmsprop_warmup":
             raise ValueError("optimizer.nesterov is not part of rmsprop_warmup; set it to false, or use sgd or lars")
-        if self.name == "rmsprop_warmup" and value_at(self.learning_rate, 0.0) * self.rate_factor == 0.0:
+        if self.name == "rmsprop_warmup" and value_at(self.lr, 0.0) * self.lr_factor == 0.0:
             raise ValueError(
-                "optimizer.learning_rate begins with 0, and rmsprop_warmup divides by it; begin above 0: it is a "
-                "warm-up by itself"
+                "optimizer.lr begins with 0, and rmsprop_warmup divides by it; begin above 0: it is a warm-up by itself"
             )
         return self

@@ -15,24 +15,24 @@ __all__ = ["TrainConfig"]
 class TrainConfig(Section):
     """How much, how fast, how exactly."""
 
-    batch_total: PositiveInt | str = 256
-    ghost_batch: Annotated[int, Field(ge=2)] = 32
+    global_batch_size: PositiveInt | str = 256
+    ghost_batch_size: Annotated[int, Field(ge=2)] = 32
     epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 90
-    reset_momentum_at_epochs: tuple[float, ...] = ()  # the optimiser's state is cleared there
+    reset_momentum_at_epochs: tuple[float, ...] = ()  # the optimizer's state is cleared there
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    max_updates: Annotated[int, Field(ge=0)] = 0  # 0: no limit
+    max_steps: Annotated[int, Field(ge=0)] = 0  # 0: no limit
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     channels_last: bool = True
     compile: bool = False
-    max_skipped_updates: Annotated[int, Field(ge=0)] = 10  # non-finite gradients in a row before the run stops
+    max_skipped_steps: Annotated[int, Field(ge=0)] = 10  # non-finite gradients in a row before the run stops
     evaluate_every_epochs: NotNegative = 1.0  # 0: only at the end
-    evaluation_batch: PositiveInt = 250  # pictures per forward pass, per worker
+    evaluation_batch_size: PositiveInt = 250  # images per forward pass, per worker
     threads_per_worker: Annotated[int, Field(ge=0)] = 0  # 0: cores of the host / workers on it
 
     @model_validator(mode="after")
     def _batches_and_epochs_fit(self) -> TrainConfig:
-        check_whole_ghosts(parse_stages(self.batch_total), self.ghost_batch)
+        check_whole_ghosts(parse_stages(self.global_batch_size), self.ghost_batch_size)
         given = self.reset_momentum_at_epochs
         if sorted(set(given)) != list(given) or any(not 0 < epoch < self.epochs for epoch in given):
             raise ValueError(

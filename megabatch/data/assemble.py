@@ -1,7 +1,7 @@
 """Turns sample numbers into arrays of pixels and labels: read, augment or fit, stack.
 
-A training picture is a pure function of (seed, epoch, sample), an evaluation picture of its index: neither
-depends on the other pictures of the call, so any split of the work over workers gives the same bits.
+A training image is a pure function of (seed, epoch, sample), an evaluation image of its index: neither
+depends on the other images of the call, so any split of the work over workers gives the same bits.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from megabatch.data.broken import MAX_NEIGHBOURS, Broken, Report
 from megabatch.data.decode import EXACT, Decoding, crop_resized, resize, resize_into
 from megabatch.data.geometry import Box
 from megabatch.data.keyed import keyed_uniforms
-from megabatch.data.sources import PictureArray, Source, picture_name
+from megabatch.data.sources import ImageArray, Source, image_name
 from megabatch.errors import DataError
 
 __all__ = ["GREY", "Job", "assemble_evaluation", "assemble_training", "fill_training", "fit"]
 
 GREY = 127
-"""What evaluation shows in place of a broken picture."""
+"""What evaluation shows in place of a broken image."""
 
 Assembled = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
 class Job:
-    """Training pictures to make: which, and how. `epochs` and `samples` are [n]."""
+    """Training images to make: which, and how. `epochs` and `samples` are [n]."""
 
     augmentation: Augmentation
     seed: int
@@ -43,38 +43,34 @@ class Job:
 def fill_training(
     source: Source,
     job: Job,
-    pictures: NDArray[np.uint8],
+    images: NDArray[np.uint8],
     labels: NDArray[np.int64],
     decoding: Decoding = EXACT,
     report: Report | None = None,
     watch: Callable[[int], None] = lambda sample: None,
 ) -> None:
-    """Fills `pictures`, [n, size, size, channels], and `labels`, [n], with what the job asks for.
+    """Fills `images`, [n, size, size, channels], and `labels`, [n], with what the job asks for.
 
-    `watch` hears the sample that is about to be read. Broken pictures are replaced (see `megabatch.data.broken`) and
+    `watch` hears the sample that is about to be read. Broken images are replaced (see `megabatch.data.broken`) and
     told to `report`; without it the first one raises DataError.
     """
-    augmentation, samples, size = job.augmentation, job.samples, pictures.shape[1]
+    augmentation, samples, size = job.augmentation, job.samples, images.shape[1]
     uniforms = keyed_uniforms(job.seed, job.epochs, samples, augmentation.num_draws)
     labels[:] = source.labels[samples]
-    if (
-        isinstance(source, PictureArray)
-        and augmentation.crop != "resized"
-        and source.pictures.shape[1:3] == (size, size)
-    ):
-        pictures[:] = source.pictures.take(samples, axis=0)
+    if isinstance(source, ImageArray) and augmentation.crop != "resized" and source.images.shape[1:3] == (size, size):
+        images[:] = source.images.take(samples, axis=0)
     else:
         for at, sample in enumerate(samples.tolist()):
             watch(sample)
             mirror = augmentation.flip and bool(uniforms[at, 0] < 0.5)
-            make = partial(_one, source, job, uniforms[at], mirror, pictures[at], decoding)
+            make = partial(_one, source, job, uniforms[at], mirror, images[at], decoding)
             labels[at] = source.labels[_first_readable(source, sample, report, make)]
     if augmentation.crop != "resized":
         padding = augmentation.padding if augmentation.crop == "pad" else 0
         if padding or augmentation.flip:
-            pictures[:] = pad_crop_flip(pictures, padding, augmentation.flip, uniforms)
+            images[:] = pad_crop_flip(images, padding, augmentation.flip, uniforms)
     if augmentation.alters:
-        alter(pictures, augmentation, uniforms[:, augmentation.num_crop_draws :])
+        alter(images, augmentation, uniforms[:, augmentation.num_crop_draws :])
 
 
 def assemble_training(
@@ -88,17 +84,17 @@ def assemble_training(
     *,
     tolerant: bool = False,
 ) -> Assembled:
-    """Augmented pictures, [n, image_size, image_size, channels], C-contiguous, and their labels, [n].
+    """Augmented images, [n, image_size, image_size, channels], C-contiguous, and their labels, [n].
 
-    `epochs` is one for all or one for each sample. Raises DataError naming a picture that cannot be read, unless
+    `epochs` is one for all or one for each sample. Raises DataError naming an image that cannot be read, unless
     `tolerant`: then it is replaced as in training, and not counted.
     """
-    pictures = np.empty((len(samples), image_size, image_size, source.channels), dtype=np.uint8)
+    images = np.empty((len(samples), image_size, image_size, source.channels), dtype=np.uint8)
     labels = np.empty(len(samples), dtype=np.int64)
     each = np.broadcast_to(np.asarray(epochs, dtype=np.int64), samples.shape)
     report = (lambda broken: None) if tolerant else None
-    fill_training(source, Job(augmentation, seed, each, samples), pictures, labels, decoding, report)
-    return pictures, labels
+    fill_training(source, Job(augmentation, seed, each, samples), images, labels, decoding, report)
+    return images, labels
 
 
 def assemble_evaluation(
@@ -107,42 +103,42 @@ def assemble_evaluation(
     indices: NDArray[np.int64],
     report: Report | None = None,
 ) -> Assembled:
-    """Fitted pictures, [n, image_size, image_size, channels], C-contiguous, and their labels, [n].
+    """Fitted images, [n, image_size, image_size, channels], C-contiguous, and their labels, [n].
 
-    A broken picture is plain grey and told to `report`; without it DataError is raised.
+    A broken image is plain grey and told to `report`; without it DataError is raised.
     """
     labels = source.labels[indices]
-    if isinstance(source, PictureArray) and source.pictures.shape[1:3] == (image_size, image_size):
-        return source.pictures.take(indices, axis=0), labels
-    pictures = np.empty((len(indices), image_size, image_size, source.channels), dtype=np.uint8)
+    if isinstance(source, ImageArray) and source.images.shape[1:3] == (image_size, image_size):
+        return source.images.take(indices, axis=0), labels
+    images = np.empty((len(indices), image_size, image_size, source.channels), dtype=np.uint8)
     for at, index in enumerate(indices.tolist()):
         try:
-            pictures[at] = fit(source.read(index), image_size)
+            images[at] = fit(source.read(index), image_size)
         except DataError as error:
             if report is None:
                 raise
-            report(Broken(index, picture_name(source, index), str(error)))
-            pictures[at] = GREY
-    return pictures, labels
+            report(Broken(index, image_name(source, index), str(error)))
+            images[at] = GREY
+    return images, labels
 
 
-def fit(picture: NDArray[np.uint8], image_size: int) -> NDArray[np.uint8]:
-    """The picture [height, width, channels] as a square: as it is if its size is right, else scaled and cut.
+def fit(image: NDArray[np.uint8], image_size: int) -> NDArray[np.uint8]:
+    """The image [height, width, channels] as a square: as it is if its size is right, else scaled and cut.
 
     The shorter side becomes 8/7 of the wanted size (256 for 224) and the centre is cut out.
     """
-    height, width, _ = picture.shape
+    height, width, _ = image.shape
     if height == width == image_size:
-        return picture
+        return image
     scale = round(image_size * 8 / 7) / min(height, width)
     scaled_height, scaled_width = round(height * scale), round(width * scale)
-    scaled = resize(picture, scaled_height, scaled_width)
+    scaled = resize(image, scaled_height, scaled_width)
     top, left = (scaled_height - image_size) // 2, (scaled_width - image_size) // 2
     return scaled[top : top + image_size, left : left + image_size]
 
 
 def _first_readable(source: Source, sample: int, report: Report | None, make: Callable[[int], None]) -> int:
-    """Makes the picture of the sample, or of the first one after it that can be read; says which."""
+    """Makes the image of the sample, or of the first one after it that can be read; says which."""
     for distance in range(MAX_NEIGHBOURS + 1):
         index = (sample + distance) % len(source)
         try:
@@ -151,9 +147,9 @@ def _first_readable(source: Source, sample: int, report: Report | None, make: Ca
         except DataError as error:
             if report is None:
                 raise
-            report(Broken(index, picture_name(source, index), str(error)))
+            report(Broken(index, image_name(source, index), str(error)))
             last = error
-    raise DataError(f"{MAX_NEIGHBOURS + 1} pictures in a row cannot be read; the last: {last}")
+    raise DataError(f"{MAX_NEIGHBOURS + 1} images in a row cannot be read; the last: {last}")
 
 
 def _one(
@@ -165,7 +161,7 @@ def _one(
     decoding: Decoding,
     index: int,
 ) -> None:
-    """Fills `out` with a random resized crop, decoding no more than needed, or with the fitted picture."""
+    """Fills `out` with a random resized crop, decoding no more than needed, or with the fitted image."""
     if job.augmentation.crop != "resized":
         out[:] = fit(source.read(index), out.shape[0])
         return
@@ -175,7 +171,7 @@ def _one(
 
     read_bytes: Callable[[int], bytes] | None = getattr(source, "read_bytes", None)
     if read_bytes is not None:
-        crop_resized(read_bytes(index), choose, mirror, out, lambda: picture_name(source, index), decoding)
+        crop_resized(read_bytes(index), choose, mirror, out, lambda: image_name(source, index), decoding)
         return
-    picture = source.read(index)
-    resize_into(picture, choose(*picture.shape[:2]), mirror, out, decoding)
+    image = source.read(index)
+    resize_into(image, choose(*image.shape[:2]), mirror, out, decoding)

@@ -1,4 +1,4 @@
-"""Random crops and flips of training pictures: what is drawn, and what the draws mean.
+"""Random crops and flips of training images: what is drawn, and what the draws mean.
 
 Resized crops follow Szegedy et al. 2015, "Going deeper with convolutions", section 6: a share of the area and an
 aspect ratio, drawn until the crop fits.
@@ -31,13 +31,13 @@ ALTER_DRAWS = 5  # brightness, contrast, saturation, angle, key of the noise
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """Which random changes a training picture gets; the values are checked on construction.
+    """Which random changes a training image gets; the values are checked on construction.
 
-    `pad` surrounds the picture with `padding` black pixels and cuts the original size out of it; `resized`
-    cuts a box of random area (a share of the picture's) and aspect (width / height) and scales it; with `side_share` s
+    `pad` surrounds the image with `padding` black pixels and cuts the original size out of it; `resized`
+    cuts a box of random area (a share of the image's) and aspect (width / height) and scales it; with `side_share` s
     above 0 the box is always a square of s times the shorter side, and only its place is random.
     `brightness`, `contrast` and `saturation` s draw a factor from 1 - s to 1 + s; `rotation_degrees` d an angle from
-    -d to d; `noise_std` is in grey levels. Being a frozen value, it may be another one from one update to the next.
+    -d to d; `noise_std` is in grey levels. Being a frozen value, it may be another one from one step to the next.
     """
 
     crop: Literal["none", "pad", "resized"] = "none"
@@ -91,24 +91,24 @@ class Augmentation:
 
     @property
     def num_draws(self) -> int:
-        """Random numbers one picture needs: flip, crop, then the changes of `megabatch.data.alter`."""
+        """Random numbers one image needs: flip, crop, then the changes of `megabatch.data.alter`."""
         return self.num_crop_draws + (ALTER_DRAWS if self.alters else 0)
 
 
 def pad_crop_flip(
-    pictures: NDArray[np.uint8], padding: int, flip: bool, uniforms: NDArray[np.float64]
+    images: NDArray[np.uint8], padding: int, flip: bool, uniforms: NDArray[np.float64]
 ) -> NDArray[np.uint8]:
-    """A new array of the pictures [n, height, width, channels], each moved by up to `padding` and flipped.
+    """A new array of the images [n, height, width, channels], each moved by up to `padding` and flipped.
 
     Columns of `uniforms` ([n, 3], or [n, 1] when `padding` is 0): flip (mirrored left to right when below 1/2
-    and `flip` is set), top, left. The picture is padded with zeros and cut at floor(u * (2 * padding + 1)).
+    and `flip` is set), top, left. The image is padded with zeros and cut at floor(u * (2 * padding + 1)).
     """
-    num_pictures, height, width, channels = pictures.shape
+    num_images, height, width, channels = images.shape
     if padding == 0:
-        moved = pictures.copy()
+        moved = images.copy()
     else:
-        canvas = np.zeros((num_pictures, height + 2 * padding, width + 2 * padding, channels), dtype=np.uint8)
-        canvas[:, padding : padding + height, padding : padding + width] = pictures
+        canvas = np.zeros((num_images, height + 2 * padding, width + 2 * padding, channels), dtype=np.uint8)
+        canvas[:, padding : padding + height, padding : padding + width] = images
         offsets = (uniforms[:, 1:3] * (2 * padding + 1)).astype(np.int64)
         moved = _cut_windows(canvas, height, width, tops=offsets[:, 0], lefts=offsets[:, 1])
     if flip:
@@ -116,13 +116,13 @@ def pad_crop_flip(
     return moved
 
 
-def flip_where(pictures: NDArray[np.uint8], chosen: NDArray[np.bool_]) -> None:
-    """Mirrors the chosen pictures of [n, height, width, channels] left to right, in place."""
-    pictures[chosen] = pictures[chosen, :, ::-1]
+def flip_where(images: NDArray[np.uint8], chosen: NDArray[np.bool_]) -> None:
+    """Mirrors the chosen images of [n, height, width, channels] left to right, in place."""
+    images[chosen] = images[chosen, :, ::-1]
 
 
 def resized_crop_box(height: int, width: int, policy: Augmentation, uniforms: NDArray[np.float64]) -> Box:
-    """The box of a random resized crop inside a picture of `height` x `width`.
+    """The box of a random resized crop inside an image of `height` x `width`.
 
     `uniforms` holds CROP_TRIES times (area, aspect, top, left). The area is uniform, the aspect uniform in
     its logarithm. The first try that fits is taken; if none does, the largest centred box within the limits
@@ -152,17 +152,17 @@ def resized_crop_box(height: int, width: int, policy: Augmentation, uniforms: ND
 def _cut_windows(
     canvas: NDArray[np.uint8], height: int, width: int, *, tops: NDArray[np.int64], lefts: NDArray[np.int64]
 ) -> NDArray[np.uint8]:
-    """A window of height x width out of each picture of a C-contiguous canvas [n, h, w, channels]."""
-    num_pictures, canvas_height, canvas_width, channels = canvas.shape
+    """A window of height x width out of each image of a C-contiguous canvas [n, h, w, channels]."""
+    num_images, canvas_height, canvas_width, channels = canvas.shape
     # A row of a window is a run of bytes. Seeing the canvas as overlapping runs, one starting at each pixel,
-    # makes the cut one gather of num_pictures * height runs, three times faster than a loop over pictures.
+    # makes the cut one gather of num_images * height runs, three times faster than a loop over images.
     runs: NDArray[np.void] = np.ndarray(
-        (num_pictures, canvas_height, canvas_width - width + 1),
+        (num_images, canvas_height, canvas_width - width + 1),
         dtype=np.dtype((np.void, width * channels)),
         buffer=canvas.data,
         strides=canvas.strides[:3],
     )
     rows = tops[:, None] + np.arange(height)
-    windows = runs[np.arange(num_pictures)[:, None], rows, lefts[:, None]]
-    pictures: NDArray[np.uint8] = windows.view(np.uint8).reshape(num_pictures, height, width, channels)
-    return pictures
+    windows = runs[np.arange(num_images)[:, None], rows, lefts[:, None]]
+    images: NDArray[np.uint8] = windows.view(np.uint8).reshape(num_images, height, width, channels)
+    return images

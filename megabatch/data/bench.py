@@ -1,4 +1,4 @@
-"""How fast pictures are prepared here: pictures per CPU second, where the time goes, and the cores a rate needs.
+"""How fast images are prepared here: images per CPU second, where the time goes, and the cores a rate needs.
 
 CPU time is counted, not wall time: it says what a core can do also when the machine has other work. `read` is getting
 the encoded bytes, `decode` decoding and scaling the wanted part, `augment` the changes of colour, angle and noise,
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from megabatch.data.alter import alter
 from megabatch.data.assemble import Job, fit
 from megabatch.data.augment import Augmentation, pad_crop_flip, resized_crop_box
-from megabatch.data.decode import Decoding, crop_resized, decode_picture, resize_into
+from megabatch.data.decode import Decoding, crop_resized, decode_image, resize_into
 from megabatch.data.geometry import Box
 from megabatch.data.keyed import keyed_uniforms
 from megabatch.data.native import native, why_not
@@ -32,30 +32,30 @@ STAGES = ("read", "decode", "augment", "collate")
 
 @dataclass(frozen=True)
 class Speed:
-    """Microseconds of CPU time per picture by stage, median over rounds, and all of them together by round."""
+    """Microseconds of CPU time per image by stage, median over rounds, and all of them together by round."""
 
     microseconds: dict[str, float]
     total_microseconds: list[float]  # one a round
-    pictures_per_round: int
+    images_per_round: int
     decoder: str
 
     @property
-    def pictures_per_core_second(self) -> float:
+    def images_per_core_second(self) -> float:
         return 1e6 / median(self.total_microseconds)
 
-    def cores_for(self, pictures_per_second: float) -> float:
-        """Cores that feed so many pictures a second, if cores scale."""
-        return pictures_per_second / self.pictures_per_core_second
+    def cores_for(self, images_per_second: float) -> float:
+        """Cores that feed so many images a second, if cores scale."""
+        return images_per_second / self.images_per_core_second
 
     def as_table(self) -> dict[str, Any]:
         rates = sorted(1e6 / total for total in self.total_microseconds)
         return {
-            "pictures_per_core_second": self.pictures_per_core_second,
+            "images_per_core_second": self.images_per_core_second,
             "slowest_round": rates[0],
             "fastest_round": rates[-1],
             "rounds": len(rates),
-            "pictures_per_round": self.pictures_per_round,
-            "microseconds_per_picture": self.microseconds,
+            "images_per_round": self.images_per_round,
+            "microseconds_per_image": self.microseconds,
             "decoder": self.decoder,
         }
 
@@ -65,29 +65,27 @@ def measure_speed(
     augmentation: Augmentation,
     image_size: int,
     decoding: Decoding,
-    num_pictures: int = 256,
+    num_images: int = 256,
     rounds: int = 5,
 ) -> Speed:
-    """Prepare `num_pictures` of the source by one thread, `rounds` times, other pictures each time."""
-    num_pictures = min(num_pictures, len(source))
-    pictures = np.empty((num_pictures, image_size, image_size, source.channels), dtype=np.uint8)
+    """Prepare `num_images` of the source by one thread, `rounds` times, other images each time."""
+    num_images = min(num_images, len(source))
+    images = np.empty((num_images, image_size, image_size, source.channels), dtype=np.uint8)
     found: dict[str, list[float]] = {stage: [] for stage in STAGES}
     rng = np.random.default_rng(0)
     for number in range(rounds + 1):
-        samples = rng.permutation(len(source))[:num_pictures].astype(np.int64)
-        seconds = _one_round(source, Job(augmentation, 0, np.full(num_pictures, number), samples), pictures, decoding)
+        samples = rng.permutation(len(source))[:num_images].astype(np.int64)
+        seconds = _one_round(source, Job(augmentation, 0, np.full(num_images, number), samples), images, decoding)
         if number:  # the first round pays for opening files and filling caches
             for stage in STAGES:
-                found[stage].append(seconds[stage] / num_pictures * 1e6)
+                found[stage].append(seconds[stage] / num_images * 1e6)
     totals = [sum(values) for values in zip(*found.values(), strict=True)]
-    return Speed(
-        {name: median(values) for name, values in found.items()}, totals, num_pictures, _decoder_name(decoding)
-    )
+    return Speed({name: median(values) for name, values in found.items()}, totals, num_images, _decoder_name(decoding))
 
 
-def _one_round(source: Source, job: Job, pictures: NDArray[np.uint8], decoding: Decoding) -> dict[str, float]:
+def _one_round(source: Source, job: Job, images: NDArray[np.uint8], decoding: Decoding) -> dict[str, float]:
     """What `fill_training` does, with a look at the clock between the stages; CPU seconds by stage."""
-    policy, size = job.augmentation, pictures.shape[1]
+    policy, size = job.augmentation, images.shape[1]
     read_bytes = getattr(source, "read_bytes", None)
     began = time.thread_time()
     seconds = dict.fromkeys(STAGES, 0.0)
@@ -99,18 +97,18 @@ def _one_round(source: Source, job: Job, pictures: NDArray[np.uint8], decoding: 
         content: Any = read_bytes(sample) if read_bytes else source.read(sample)
         middle = time.thread_time()
         if policy.crop != "resized":
-            pictures[at] = fit(decode_picture(content, source.channels, "") if read_bytes else content, size)
+            images[at] = fit(decode_image(content, source.channels, "") if read_bytes else content, size)
         elif read_bytes:
-            crop_resized(content, choose, mirror, pictures[at], "", decoding)
+            crop_resized(content, choose, mirror, images[at], "", decoding)
         else:
-            resize_into(content, choose(*content.shape[:2]), mirror, pictures[at], decoding)
+            resize_into(content, choose(*content.shape[:2]), mirror, images[at], decoding)
         seconds["read"] += middle - start
         seconds["decode"] += time.thread_time() - middle
     start = time.thread_time()
     if policy.crop == "pad":
-        pictures[:] = pad_crop_flip(pictures, policy.padding, policy.flip, uniforms)
+        images[:] = pad_crop_flip(images, policy.padding, policy.flip, uniforms)
     if policy.alters:
-        alter(pictures, policy, uniforms[:, policy.num_crop_draws :])
+        alter(images, policy, uniforms[:, policy.num_crop_draws :])
     end = time.thread_time()
     seconds["augment"] = end - start
     seconds["collate"] = end - began - seconds["read"] - seconds["decode"] - seconds["augment"]

@@ -1,8 +1,8 @@
-"""Pictures that cannot be read: what stands in for them, how they are listed, and when there are too many.
+"""Images that cannot be read: what stands in for them, how they are listed, and when there are too many.
 
-The rule: in training a broken picture is replaced by the next readable one by index, with that one's label, under the
-random draws of the picture it stands in for. Batches stay whole, and the outcome depends on the set alone, not on
-workers or loader processes. In evaluation a broken picture is shown as plain grey under its own label, so that the
+The rule: in training a broken image is replaced by the next readable one by index, with that one's label, under the
+random draws of the image it stands in for. Batches stay whole, and the outcome depends on the set alone, not on
+workers or loader processes. In evaluation a broken image is shown as plain grey under its own label, so that the
 set keeps its size and a network is not rewarded for what cannot be seen.
 """
 
@@ -18,15 +18,15 @@ from megabatch.errors import DataError
 __all__ = ["MAX_NEIGHBOURS", "Broken", "BrokenLog", "Report"]
 
 MAX_NEIGHBOURS = 16
-"""So many broken pictures in a row by index mean that a shard or a disk is gone: the run stops."""
+"""So many broken images in a row by index mean that a shard or a disk is gone: the run stops."""
 
-JUDGED_OVER_PICTURES = 10_000
-"""The share of broken pictures is taken of no fewer than so many, or the first one would be 100 %."""
+JUDGED_OVER_IMAGES = 10_000
+"""The share of broken images is taken of no fewer than so many, or the first one would be 100 %."""
 
 
 @dataclass(frozen=True)
 class Broken:
-    """A picture that could not be read, and why."""
+    """An image that could not be read, and why."""
 
     index: int
     name: str
@@ -37,9 +37,9 @@ Report = Callable[[Broken], None]
 
 
 class BrokenLog:
-    """Counts the broken pictures that one worker met, lists each once, stops the run when they are too many.
+    """Counts the broken images that one worker met, lists each once, stops the run when they are too many.
 
-    `max_share` is the largest tolerated share of the pictures read; with 0 the first broken picture stops the run.
+    `max_share` is the largest tolerated share of the images read; with 0 the first broken image stops the run.
     Written as lines of JSON to `path`, which is made when the first line is.
     """
 
@@ -51,7 +51,7 @@ class BrokenLog:
         self._listed: set[int] = set()
 
     def note(self, num_read: int, broken: list[Broken]) -> None:
-        """Adds what a batch brought. Raises DataError when too many pictures are broken."""
+        """Adds what a batch brought. Raises DataError when too many images are broken."""
         self.num_read += num_read
         self.num_broken += len(broken)
         new = [one for one in broken if one.index not in self._listed]
@@ -66,9 +66,9 @@ class BrokenLog:
                 raise DataError(
                     f"cannot write {self._path}: {error.strerror}; make room there, then --resume"
                 ) from None
-        if broken and self.num_broken > self.max_share * max(self.num_read, JUDGED_OVER_PICTURES):
+        if broken and self.num_broken > self.max_share * max(self.num_read, JUDGED_OVER_IMAGES):
             where = f" (listed in {self._path})" if self._path and self.max_share else ""
             raise DataError(
-                f"{self.num_broken} of {self.num_read} pictures read were broken{where}, data.max_broken_share allows "
+                f"{self.num_broken} of {self.num_read} images read were broken{where}, data.max_broken_share allows "
                 f"{self.max_share:g}; the last: {broken[-1].reason}"
             )

@@ -23,13 +23,13 @@ __all__ = ["main", "views"]
 
 
 def views(
-    memory: NDArray[np.uint8], ghost_batch: int, image_size: int, channels: int
+    memory: NDArray[np.uint8], ghost_batch_size: int, image_size: int, channels: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """The pictures and, behind them, the labels of a ghost batch in a slot."""
-    pixels = ghost_batch * image_size * image_size * channels
+    """The images and, behind them, the labels of a ghost batch in a slot."""
+    pixels = ghost_batch_size * image_size * image_size * channels
     start = -(-pixels // 8) * 8
-    pictures = memory[:pixels].reshape(ghost_batch, image_size, image_size, channels)
-    return pictures, memory[start : start + 8 * ghost_batch].view(np.int64)
+    images = memory[:pixels].reshape(ghost_batch_size, image_size, image_size, channels)
+    return images, memory[start : start + 8 * ghost_batch_size].view(np.int64)
 
 
 def main() -> None:
@@ -45,14 +45,14 @@ def main() -> None:
 
     while True:
         try:
-            job, slot, ghost_batch, first, last, image_size = read_message(requests)
+            job, slot, ghost_batch_size, first, last, image_size = read_message(requests)
         except EOFError:
             return
         broken: list[Broken] = []
-        pictures, labels = views(slots.look_at(slot), ghost_batch, image_size, source.channels)
+        images, labels = views(slots.look_at(slot), ghost_batch_size, image_size, source.channels)
         report = broken.append if tolerant else None
         try:
-            fill_training(source, job, pictures[first:last], labels[first:last], decoding, report, watch)
+            fill_training(source, job, images[first:last], labels[first:last], decoding, report, watch)
             answer: list[Broken] | MegabatchError = broken
         except MegabatchError as error:
             answer = error

@@ -1,4 +1,4 @@
-/* Decodes the wanted part of a JPEG picture and scales it, to the same bytes as Pillow would, in less time.
+/* Decodes the wanted part of a JPEG image and scales it, to the same bytes as Pillow would, in less time.
 
    libjpeg is the one that Pillow brings along (or the system's), opened when the program runs, so that building needs
    a C compiler and nothing else. Its structs are declared below by position: the binary interface of version 6b,
@@ -27,7 +27,7 @@ struct errors {                                             /* jpeg_error_mgr */
   char rest[144];
 };
 
-struct picture {                                            /* jpeg_decompress_struct */
+struct image {                                            /* jpeg_decompress_struct */
   struct errors *err;
   char to_image_width[40];
   unsigned int image_width, image_height;
@@ -41,21 +41,21 @@ struct picture {                                            /* jpeg_decompress_s
 };
 
 _Static_assert(sizeof(void *) == 8, "positions are those of 64-bit machines");
-_Static_assert(sizeof(struct errors) == 168 && sizeof(struct picture) == 632, "sizes of version 6b");
-_Static_assert(offsetof(struct picture, image_width) == 48 && offsetof(struct picture, output_width) == 136 &&
-                   offsetof(struct picture, output_scanline) == 168,
+_Static_assert(sizeof(struct errors) == 168 && sizeof(struct image) == 632, "sizes of version 6b");
+_Static_assert(offsetof(struct image, image_width) == 48 && offsetof(struct image, output_width) == 136 &&
+                   offsetof(struct image, output_scanline) == 168,
                "positions of version 6b");
 
 static struct {
   struct errors *(*std_error)(struct errors *);
-  void (*create)(struct picture *, int, size_t);
-  void (*destroy)(struct picture *);
-  void (*source)(struct picture *, const uint8_t *, unsigned long);
-  int (*read_header)(struct picture *, int);
-  int (*start)(struct picture *);
-  void (*crop)(struct picture *, unsigned int *, unsigned int *);
-  unsigned int (*skip)(struct picture *, unsigned int);
-  unsigned int (*read)(struct picture *, uint8_t **, unsigned int);
+  void (*create)(struct image *, int, size_t);
+  void (*destroy)(struct image *);
+  void (*source)(struct image *, const uint8_t *, unsigned long);
+  int (*read_header)(struct image *, int);
+  int (*start)(struct image *);
+  void (*crop)(struct image *, unsigned int *, unsigned int *);
+  unsigned int (*skip)(struct image *, unsigned int);
+  unsigned int (*read)(struct image *, uint8_t **, unsigned int);
 } jpeg;
 
 struct trap {
@@ -63,11 +63,11 @@ struct trap {
   jmp_buf out;
 };
 
-static void leave(void *picture) { longjmp(((struct trap *)((struct picture *)picture)->err)->out, 1); }
-static void hush(void *picture, int level) { (void)picture, (void)level; }
-static void hush_output(void *picture) { (void)picture; }
+static void leave(void *image) { longjmp(((struct trap *)((struct image *)image)->err)->out, 1); }
+static void hush(void *image, int level) { (void)image, (void)level; }
+static void hush_output(void *image) { (void)image; }
 
-/* ---- memory: one block a thread, kept between pictures, given back when the thread ends ---- */
+/* ---- memory: one block a thread, kept between images, given back when the thread ends ---- */
 
 struct block {
   size_t size;
@@ -299,14 +299,14 @@ int megabatch_open(const char *path) {
         jpeg.skip && jpeg.read))
     return NO_LIBRARY;
   struct trap trap;
-  struct picture picture;
-  memset(&picture, 0, sizeof picture);
-  picture.err = jpeg.std_error(&trap.errors);
+  struct image image;
+  memset(&image, 0, sizeof image);
+  image.err = jpeg.std_error(&trap.errors);
   trap.errors.error_exit = leave;
   trap.errors.output_message = hush_output;
   if (setjmp(trap.out)) return NO_LIBRARY; /* another version, or another size */
-  jpeg.create(&picture, VERSION, sizeof picture);
-  jpeg.destroy(&picture);
+  jpeg.create(&image, VERSION, sizeof image);
+  jpeg.destroy(&image);
   return DONE;
 }
 
@@ -324,58 +324,58 @@ int megabatch_resize(const uint8_t *in, size_t stride, int height, int width, in
 int megabatch_decode(const uint8_t *encoded, size_t num_bytes, int image_height, int image_width, int denominator,
                      const int *region, const double *box, int mirror, int out_height, int out_width, uint8_t *out) {
   struct trap trap;
-  struct picture picture;
-  memset(&picture, 0, sizeof picture);
-  picture.err = jpeg.std_error(&trap.errors);
+  struct image image;
+  memset(&image, 0, sizeof image);
+  image.err = jpeg.std_error(&trap.errors);
   trap.errors.error_exit = leave;
   trap.errors.emit_message = hush;
   trap.errors.output_message = hush_output;
   volatile int result = BROKEN;
   if (setjmp(trap.out)) {
-    jpeg.destroy(&picture);
+    jpeg.destroy(&image);
     return result;
   }
-  jpeg.create(&picture, VERSION, sizeof picture);
-  jpeg.source(&picture, encoded, (unsigned long)num_bytes);
+  jpeg.create(&image, VERSION, sizeof image);
+  jpeg.source(&image, encoded, (unsigned long)num_bytes);
   int left = region[0], top = region[1], right = region[2], bottom = region[3];
-  int space = jpeg.read_header(&picture, 1) == READ_OK ? picture.jpeg_color_space : 0;
-  if ((space != GREY && space != RGB && space != YCBCR) || picture.image_width != (unsigned)image_width ||
-      picture.image_height != (unsigned)image_height) {
-    jpeg.destroy(&picture);
+  int space = jpeg.read_header(&image, 1) == READ_OK ? image.jpeg_color_space : 0;
+  if ((space != GREY && space != RGB && space != YCBCR) || image.image_width != (unsigned)image_width ||
+      image.image_height != (unsigned)image_height) {
+    jpeg.destroy(&image);
     return UNUSUAL;
   }
-  picture.out_color_space = RGB;
-  picture.scale_num = 1;
-  picture.scale_denom = (unsigned)denominator;
-  jpeg.start(&picture);
+  image.out_color_space = RGB;
+  image.scale_num = 1;
+  image.scale_denom = (unsigned)denominator;
+  jpeg.start(&image);
   /* Chroma between its samples is made from both neighbours: a margin keeps the region's edges what they are in the
-     whole picture. */
+     whole image. */
   unsigned int from = left > MARGIN_COLUMNS ? (unsigned)(left - MARGIN_COLUMNS) : 0;
   unsigned int until = (unsigned)right + MARGIN_COLUMNS;
-  if (until > picture.output_width) until = picture.output_width;
-  unsigned int columns = until - from, whole = picture.output_width;
+  if (until > image.output_width) until = image.output_width;
+  unsigned int columns = until - from, whole = image.output_width;
   if (left < 0 || top < 0 || right <= left || bottom <= top || (unsigned)right > whole ||
-      (unsigned)bottom > picture.output_height) {
-    jpeg.destroy(&picture);
+      (unsigned)bottom > image.output_height) {
+    jpeg.destroy(&image);
     return UNUSUAL;
   }
-  if (from > 0 || until < whole) jpeg.crop(&picture, &from, &columns);
+  if (from > 0 || until < whole) jpeg.crop(&image, &from, &columns);
   size_t stride = (size_t)columns * 3;
   int height = bottom - top;
   size_t pixels = (stride * height + 64) / 64 * 64;
   uint8_t *memory = scratch(pixels + scale_bytes(height, right - left, 3, box, out_height, out_width));
   if (!memory) {
-    jpeg.destroy(&picture);
+    jpeg.destroy(&image);
     return NO_MEMORY;
   }
-  if (top > 0 && jpeg.skip(&picture, (unsigned)top) != (unsigned)top) leave(&picture);
+  if (top > 0 && jpeg.skip(&image, (unsigned)top) != (unsigned)top) leave(&image);
   for (int y = 0; y < height;) {
     uint8_t *row = memory + y * stride;
-    unsigned int got = jpeg.read(&picture, &row, 1);
-    if (got == 0) leave(&picture);
+    unsigned int got = jpeg.read(&image, &row, 1);
+    if (got == 0) leave(&image);
     y += (int)got;
   }
-  jpeg.destroy(&picture); /* what lies below the region is never looked at */
+  jpeg.destroy(&image); /* what lies below the region is never looked at */
   return scale_into(memory + (left - (int)from) * 3, stride, height, right - left, 3, height, box, mirror, out_height,
                     out_width, memory + pixels, out);
 }

@@ -1,10 +1,10 @@
-"""A lane that has JPEG pictures decoded by NVIDIA DALI, on the CPU or on a GPU's decoder (`pip install
+"""A lane that has JPEG images decoded by NVIDIA DALI, on the CPU or on a GPU's decoder (`pip install
 'megabatch[dali]'`).
 
 As far as DALI allows the contract is the same: the global order, crops and mirrorings are ours, keyed by (seed,
 epoch, sample), so sharding, resumption and worker counts behave as always. Not the same: pixels, because DALI decodes
-and scales its own way. Pictures that are not plain JPEG, a piece in which DALI finds a broken picture, and every crop
-but `resized` are prepared without DALI. Pictures come back to the host, also from a GPU.
+and scales its own way. Images that are not plain JPEG, a piece in which DALI finds a broken image, and every crop
+but `resized` are prepared without DALI. Images come back to the host, also from a GPU.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def check_dali() -> None:
 
 
 class DaliLane:
-    """Prepares pieces of at most `most_pictures` pictures; `device_id` None is the CPU."""
+    """Prepares pieces of at most `most_images` images; `device_id` None is the CPU."""
 
-    def __init__(self, source: Source, tolerant: bool, most_pictures: int, device_id: int | None = None) -> None:
+    def __init__(self, source: Source, tolerant: bool, most_images: int, device_id: int | None = None) -> None:
         check_dali()
-        self._source, self._most, self._device_id = source, most_pictures, device_id
+        self._source, self._most, self._device_id = source, most_images, device_id
         self._without = SameProcess(source, EXACT, tolerant)
-        self._pipelines: dict[int, Any] = {}  # by picture size
+        self._pipelines: dict[int, Any] = {}  # by image size
 
     def prepare(self, task: LaneTask) -> list[Broken]:
         inputs = self._inputs(task)
@@ -56,23 +56,23 @@ class DaliLane:
             pipeline.feed_input(name, values)
         try:
             (output,) = pipeline.run()
-        except RuntimeError:  # DALI names no picture; the other way does
+        except RuntimeError:  # DALI names no image; the other way does
             self._pipelines.pop(task.image_size)
             return self._without.prepare(task)
-        pictures = task.pictures[task.first : task.last]
-        pictures[:] = (output.as_cpu() if self._device_id is not None else output).as_array()
+        images = task.images[task.first : task.last]
+        images[:] = (output.as_cpu() if self._device_id is not None else output).as_array()
         task.labels[task.first : task.last] = self._source.labels[task.job.samples]
         policy = task.job.augmentation
         if policy.alters:
             uniforms = keyed_uniforms(task.job.seed, task.job.epochs, task.job.samples, policy.num_draws)
-            alter(pictures, policy, uniforms[:, policy.num_crop_draws :])
+            alter(images, policy, uniforms[:, policy.num_crop_draws :])
         return []
 
     def close(self) -> None:
         self._pipelines.clear()
 
     def _inputs(self, task: LaneTask) -> dict[str, list[NDArray[Any]]] | None:
-        """Bytes, boxes and mirrorings for the pipeline; None when one of the pictures is not for it."""
+        """Bytes, boxes and mirrorings for the pipeline; None when one of the images is not for it."""
         policy, job = task.job.augmentation, task.job
         read_bytes = getattr(self._source, "read_bytes", None)
         if policy.crop != "resized" or read_bytes is None or self._source.channels != 3:
@@ -98,10 +98,10 @@ class DaliLane:
         return self._pipelines[image_size]
 
 
-def _build(image_size: int, most_pictures: int, device_id: int | None) -> Any:
+def _build(image_size: int, most_images: int, device_id: int | None) -> Any:
     fn, types = importlib.import_module("nvidia.dali.fn"), importlib.import_module("nvidia.dali.types")
     pipeline = importlib.import_module("nvidia.dali.pipeline").Pipeline(
-        batch_size=most_pictures, num_threads=1, device_id=device_id, prefetch_queue_depth=1
+        batch_size=most_images, num_threads=1, device_id=device_id, prefetch_queue_depth=1
     )
     with pipeline:
         cut = fn.decoders.image_slice(

@@ -1,8 +1,8 @@
-"""Encoded pictures to pixels: whole, or only the part that is wanted, scaled.
+"""Encoded images to pixels: whole, or only the part that is wanted, scaled.
 
-There is one right answer, Pillow's: turn the picture upright, cut the box out, scale it with the antialiased bilinear
+There is one right answer, Pillow's: turn the image upright, cut the box out, scale it with the antialiased bilinear
 filter - what torchvision's reference pipeline does. The compiled helper (`native`) gives the same bytes without
-decoding what is not wanted; pictures it does not take (PNG, WebP, CMYK, turned, cut short) go through Pillow.
+decoding what is not wanted; images it does not take (PNG, WebP, CMYK, turned, cut short) go through Pillow.
 `opencv` is faster where there is no compiler and gives other pixels: bilinear without antialiasing, 1.4 grey levels
 away on average.
 """
@@ -30,7 +30,7 @@ __all__ = [
     "Decoding",
     "check_decoder",
     "crop_resized",
-    "decode_picture",
+    "decode_image",
     "resize",
     "resize_into",
 ]
@@ -40,10 +40,10 @@ DecoderName = Literal["auto", "pillow", "opencv", "dali"]
 
 @dataclass(frozen=True)
 class Decoding:
-    """How pictures are decoded. `auto` and `pillow` give the same pixels.
+    """How images are decoded. `auto` and `pillow` give the same pixels.
 
     With `reduce` a JPEG whose crop is at least twice the wanted size is decoded at 1/2, 1/4 or 1/8 of its size:
-    faster for small pictures, and other pixels than without.
+    faster for small images, and other pixels than without.
     """
 
     decoder: DecoderName = "auto"
@@ -54,16 +54,16 @@ EXACT = Decoding()
 
 
 MAX_PIXELS = 89_478_485
-"""Larger pictures are taken for decompression bombs and refused before they are decoded; Pillow's own limit."""
+"""Larger images are taken for decompression bombs and refused before they are decoded; Pillow's own limit."""
 
 Name = str | Callable[[], str]
 
 
-def decode_picture(encoded: bytes, channels: int, name: Name) -> NDArray[np.uint8]:
-    """An encoded JPEG, PNG or WebP picture, upright, as [height, width, channels]; DataError names it."""
+def decode_image(encoded: bytes, channels: int, name: Name) -> NDArray[np.uint8]:
+    """An encoded JPEG, PNG or WebP image, upright, as [height, width, channels]; DataError names it."""
     try:
-        image = _upright(_open(encoded))
-        return np.asarray(_with_channels(image, channels)).reshape(image.height, image.width, channels)
+        pil = _upright(_open(encoded))
+        return np.asarray(_with_channels(pil, channels)).reshape(pil.height, pil.width, channels)
     except Exception as error:  # Pillow's readers raise a dozen types on broken bytes
         raise _broken(name, error) from error
 
@@ -76,9 +76,9 @@ def crop_resized(
     name: Name,
     decoding: Decoding = EXACT,
 ) -> None:
-    """Fills `out`, [height, width, channels], with a box of the picture, mirrored left to right if wanted.
+    """Fills `out`, [height, width, channels], with a box of the image, mirrored left to right if wanted.
 
-    `choose` maps the height and width of the upright picture to the box. Raises DataError naming the picture.
+    `choose` maps the height and width of the upright image to the box. Raises DataError naming the image.
     """
     header = read_jpeg_header(encoded)
     height, width, channels = out.shape
@@ -94,14 +94,14 @@ def crop_resized(
             if helper.decode(encoded, (header.height, header.width), *part, mirror, out):
                 return
     try:
-        image = _open(encoded)
+        pil = _open(encoded)
         if not plain:
-            image = _upright(image)
-        box = choose(image.height, image.width)
+            pil = _upright(pil)
+        box = choose(pil.height, pil.width)
         part = reduction_for(box, height, width, may_reduce=plain and decoding.reduce)
         if part.denominator > 1:
-            image.draft(None, (image.width // part.denominator, image.height // part.denominator))
-        cut = _with_channels(image, channels).crop(part.region)
+            pil.draft(None, (pil.width // part.denominator, pil.height // part.denominator))
+        cut = _with_channels(pil, channels).crop(part.region)
         whole = (0.0, 0.0, float(cut.width), float(cut.height))
         scaled = cut.resize((width, height), Image.Resampling.BILINEAR, box=None if part.box == whole else part.box)
         pixels = np.asarray(scaled).reshape(height, width, channels)
@@ -111,26 +111,26 @@ def crop_resized(
 
 
 def resize_into(
-    picture: NDArray[np.uint8], box: Box | None, mirror: bool, out: NDArray[np.uint8], decoding: Decoding = EXACT
+    image: NDArray[np.uint8], box: Box | None, mirror: bool, out: NDArray[np.uint8], decoding: Decoding = EXACT
 ) -> None:
-    """Fills `out` with a box of a decoded picture [h, w, channels], scaled: Pillow's antialiased bilinear."""
+    """Fills `out` with a box of a decoded image [h, w, channels], scaled: Pillow's antialiased bilinear."""
     height, width, _ = out.shape
     if box is not None:
         left, top, right, bottom = box
-        picture = picture[top:bottom, left:right]
+        image = image[top:bottom, left:right]
     if decoding.decoder == "auto" and (helper := native()) is not None:
-        whole = (0.0, 0.0, float(picture.shape[1]), float(picture.shape[0]))
-        if helper.resize(picture, whole, mirror, out):
+        whole = (0.0, 0.0, float(image.shape[1]), float(image.shape[0]))
+        if helper.resize(image, whole, mirror, out):
             return
-    image = Image.fromarray(picture[:, :, 0] if picture.shape[2] == 1 else picture)
-    scaled = np.asarray(image.resize((width, height), Image.Resampling.BILINEAR)).reshape(out.shape)
+    pil = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
+    scaled = np.asarray(pil.resize((width, height), Image.Resampling.BILINEAR)).reshape(out.shape)
     out[:] = scaled[:, ::-1] if mirror else scaled
 
 
-def resize(picture: NDArray[np.uint8], height: int, width: int, box: Box | None = None) -> NDArray[np.uint8]:
-    """A picture [h, w, channels], or the box cut out of it, scaled to height x width; see `resize_into`."""
-    out = np.empty((height, width, picture.shape[2]), dtype=np.uint8)
-    resize_into(picture, box, False, out)
+def resize(image: NDArray[np.uint8], height: int, width: int, box: Box | None = None) -> NDArray[np.uint8]:
+    """An image [h, w, channels], or the box cut out of it, scaled to height x width; see `resize_into`."""
+    out = np.empty((height, width, image.shape[2]), dtype=np.uint8)
+    resize_into(image, box, False, out)
     return out
 
 
@@ -156,7 +156,7 @@ def _by_opencv(
     out: NDArray[np.uint8],
     may_reduce: bool,
 ) -> bool:
-    """Decode by simplejpeg, scale by OpenCV; False when the picture is broken or unusual."""
+    """Decode by simplejpeg, scale by OpenCV; False when the image is broken or unusual."""
     import cv2
     import simplejpeg
 
@@ -164,7 +164,7 @@ def _by_opencv(
     box = choose(header.height, header.width)
     denominator, _, _ = reduction_for(box, height, width, may_reduce)
     try:
-        picture = simplejpeg.decode_jpeg(
+        image = simplejpeg.decode_jpeg(
             encoded,
             min_height=-(-header.height // denominator) if denominator > 1 else 0,
             min_width=-(-header.width // denominator) if denominator > 1 else 0,
@@ -172,33 +172,33 @@ def _by_opencv(
         )
     except ValueError:
         return False
-    scale_y, scale_x = picture.shape[0] / header.height, picture.shape[1] / header.width
+    scale_y, scale_x = image.shape[0] / header.height, image.shape[1] / header.width
     left, right = round(box[0] * scale_x), max(round(box[0] * scale_x) + 1, round(box[2] * scale_x))
     top, bottom = round(box[1] * scale_y), max(round(box[1] * scale_y) + 1, round(box[3] * scale_y))
     if mirror:
-        cv2.flip(cv2.resize(picture[top:bottom, left:right], (width, height)), 1, dst=out)
+        cv2.flip(cv2.resize(image[top:bottom, left:right], (width, height)), 1, dst=out)
     else:
-        cv2.resize(picture[top:bottom, left:right], (width, height), dst=out)
+        cv2.resize(image[top:bottom, left:right], (width, height), dst=out)
     return True
 
 
 def _open(encoded: bytes) -> Image.Image:
-    image = Image.open(io.BytesIO(encoded))
-    if image.width * image.height > MAX_PIXELS:
-        raise ValueError(_too_large(image.height, image.width))
-    return image
+    pil = Image.open(io.BytesIO(encoded))
+    if pil.width * pil.height > MAX_PIXELS:
+        raise ValueError(_too_large(pil.height, pil.width))
+    return pil
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    """The picture as its EXIF note wants it shown."""
-    return ImageOps.exif_transpose(image)
+def _upright(pil: Image.Image) -> Image.Image:
+    """The image as its EXIF note wants it shown."""
+    return ImageOps.exif_transpose(pil)
 
 
-def _with_channels(image: Image.Image, channels: int) -> Image.Image:
-    """The picture in grey or RGB; 16-bit grey is scaled, where Pillow alone would cut everything above 255."""
-    if image.mode.startswith("I;16"):
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    return image.convert("L" if channels == 1 else "RGB")
+def _with_channels(pil: Image.Image, channels: int) -> Image.Image:
+    """The image in grey or RGB; 16-bit grey is scaled, where Pillow alone would cut everything above 255."""
+    if pil.mode.startswith("I;16"):
+        pil = Image.fromarray((np.asarray(pil) >> 8).astype(np.uint8))
+    return pil.convert("L" if channels == 1 else "RGB")
 
 
 def _too_large(height: int, width: int) -> str:
@@ -208,4 +208,4 @@ def _too_large(height: int, width: int) -> str:
 def _broken(name: Name, error: Exception) -> DataError:
     said = name if isinstance(name, str) else name()
     reason = str(error).partition("<_io")[0].strip() or type(error).__name__
-    return DataError(f"cannot decode the picture {said}: {reason}; replace or remove it")
+    return DataError(f"cannot decode the image {said}: {reason}; replace or remove it")

@@ -19,7 +19,7 @@ def detect_kind(path: Path) -> str:
         DataError: nothing there that is known.
     """
     if not path.exists():
-        raise DataError(f"the data path {path} does not exist; give the folder that holds the pictures")
+        raise DataError(f"the data path {path} does not exist; give the folder that holds the images")
     for suffix in ("tar", "parquet", "raw"):
         if path.suffix == f".{suffix}" or (path.is_dir() and any(path.glob(f"*.{suffix}"))):
             return suffix
@@ -36,7 +36,7 @@ def detect_kind(path: Path) -> str:
 def open_splits(path: Path, kind: str | None = None, wanted: str = "") -> list[tuple[Split, Source]]:
     """The splits of a set, not decoded ahead: the wanted one, or all there are.
 
-    A set without splits serves the same pictures as any; it is taken once, as train.
+    A set without splits serves the same images as any; it is taken once, as train.
 
     Raises:
         ConfigError: an unknown kind or split.
@@ -59,7 +59,7 @@ def open_splits(path: Path, kind: str | None = None, wanted: str = "") -> list[t
         wanted or not opened or ("no shard with" not in str(problem) and "has no" not in str(problem))
     ):
         raise problem
-    if len(opened) == 2 and _same_pictures(opened[0][1], opened[1][1]):
+    if len(opened) == 2 and _same_images(opened[0][1], opened[1][1]):
         return opened[:1]
     return opened
 
@@ -69,6 +69,6 @@ def _open(kind: str, path: Path, split: Split) -> Source:
     return open_source(kind, path, split, **({"memory_limit_bytes": 0} if takes_limit else {}))
 
 
-def _same_pictures(one: Source, other: Source) -> bool:
+def _same_images(one: Source, other: Source) -> bool:
     names = [getattr(source, "name_of", None) for source in (one, other)]
     return len(one) == len(other) and names[0] is not None and names[1] is not None and names[0](0) == names[1](0)

@@ -1,4 +1,4 @@
-"""What sources of encoded pictures share: the bytes are handed out, so that a decoder may decode only a part of
+"""What sources of encoded images share: the bytes are handed out, so that a decoder may decode only a part of
 them."""
 
 from __future__ import annotations
@@ -9,33 +9,33 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from megabatch.data.decode import decode_picture
+from megabatch.data.decode import decode_image
 
-__all__ = ["EncodedPictures", "HasBytes"]
+__all__ = ["EncodedImages", "HasBytes"]
 
 
 @runtime_checkable
 class HasBytes(Protocol):
-    """A source that can hand out its pictures as they are stored: JPEG, PNG or WebP."""
+    """A source that can hand out its images as they are stored: JPEG, PNG or WebP."""
 
     def read_bytes(self, index: int) -> bytes: ...
 
     def name_of(self, index: int) -> str: ...
 
 
-class EncodedPictures(abc.ABC):
+class EncodedImages(abc.ABC):
     """A source that knows where the bytes are; decoding them is the same for all kinds."""
 
     channels: int
 
     @abc.abstractmethod
     def read_bytes(self, index: int) -> bytes:
-        """The encoded picture; DataError naming it when it cannot be had."""
+        """The encoded image; DataError naming it when it cannot be had."""
 
     @abc.abstractmethod
     def name_of(self, index: int) -> str:
-        """Which picture it is, for people: a path, or a member and its shard."""
+        """Which image it is, for people: a path, or a member and its shard."""
 
     def read(self, index: int) -> NDArray[np.uint8]:
-        """The decoded picture, [height, width, channels]; DataError naming it when it is unreadable."""
-        return decode_picture(self.read_bytes(index), self.channels, lambda: self.name_of(index))
+        """The decoded image, [height, width, channels]; DataError naming it when it is unreadable."""
+        return decode_image(self.read_bytes(index), self.channels, lambda: self.name_of(index))

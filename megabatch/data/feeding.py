@@ -1,4 +1,4 @@
-"""How pictures are prepared for one worker: by how many lanes, with which decoder, and what becomes of broken ones."""
+"""How images are prepared for one worker: by how many lanes, with which decoder, and what becomes of broken ones."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Pictures in folders: `train/<class>/*.jpg` and `val/<class>/*.jpg` (also jpeg, png and webp, in any case).
+"""Images in folders: `train/<class>/*.jpg` and `val/<class>/*.jpg` (also jpeg, png and webp, in any case).
 
 The class index is the place of the folder's name among the sorted class folders of `train` (of `val` when
-there is no `train`), so both splits number their classes alike. Files that are no pictures, files outside the
-class folders and hidden names are passed over; a class folder without pictures is an error.
+there is no `train`), so both splits number their classes alike. Files that are no images, files outside the
+class folders and hidden names are passed over; a class folder without images is an error.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from megabatch.data.encoded import EncodedPictures
+from megabatch.data.encoded import EncodedImages
 from megabatch.data.sources import (
     MEMORY_LIMIT_BYTES,
     Source,
@@ -23,13 +23,13 @@ from megabatch.data.sources import (
 )
 from megabatch.errors import DataError
 
-__all__ = ["FolderPictures", "open_folder"]
+__all__ = ["FolderImages", "open_folder"]
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
 
 
-class FolderPictures(EncodedPictures):
-    """One split of a folder of class folders; pictures are decoded when they are read."""
+class FolderImages(EncodedImages):
+    """One split of a folder of class folders; images are decoded when they are read."""
 
     def __init__(self, root: Path, split: Split, channels: int, num_classes: int | None) -> None:
         self._folder = existing_folder(root) / split
@@ -37,7 +37,7 @@ class FolderPictures(EncodedPictures):
         self._files: list[str] = []
         labels: list[int] = []
         for label, class_name in enumerate(self._classes):
-            files = _picture_names(self._folder / class_name)
+            files = _image_names(self._folder / class_name)
             self._files += files
             labels += [label] * len(files)
         self.name = f"{root.name} {split}"
@@ -58,7 +58,7 @@ class FolderPictures(EncodedPictures):
             with open(path, "rb") as file:
                 return file.read()
         except OSError as error:
-            raise DataError(f"cannot read the picture {path}: {error.strerror}; restore or remove it") from error
+            raise DataError(f"cannot read the image {path}: {error.strerror}; restore or remove it") from error
 
 
 def open_folder(
@@ -69,8 +69,8 @@ def open_folder(
     num_classes: int | None = None,
     memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
 ) -> Source:
-    """The pictures of `path/<split>/<class>/`; in memory when they are small and of one size."""
-    return in_memory(FolderPictures(path, split, channels, num_classes), memory_limit_bytes)
+    """The images of `path/<split>/<class>/`; in memory when they are small and of one size."""
+    return in_memory(FolderImages(path, split, channels, num_classes), memory_limit_bytes)
 
 
 def _class_names(root: Path, split: Split) -> list[str]:
@@ -78,7 +78,7 @@ def _class_names(root: Path, split: Split) -> list[str]:
     here = _subfolders(root / split)
     if not here:
         found = ", ".join(_subfolders(root)) or "no folders"
-        raise DataError(f"{root} has no {split}/<class>/ folders (found: {found}); arrange the pictures that way")
+        raise DataError(f"{root} has no {split}/<class>/ folders (found: {found}); arrange the images that way")
     everywhere = _subfolders(root / "train") or here
     if strangers := sorted(set(here) - set(everywhere)):
         raise DataError(
@@ -94,12 +94,12 @@ def _subfolders(folder: Path) -> list[str]:
         return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
 
 
-def _picture_names(folder: Path) -> list[str]:
-    """The sorted names of the pictures in a class folder; empty when this split lacks the class."""
+def _image_names(folder: Path) -> list[str]:
+    """The sorted names of the images in a class folder; empty when this split lacks the class."""
     if not folder.is_dir():
         return []
     with os.scandir(folder) as entries:
         names = [e.name for e in entries if e.name.lower().endswith(EXTENSIONS) and not e.name.startswith(".")]
     if not names:
-        raise DataError(f"{folder} has no pictures ({', '.join(EXTENSIONS)}); fill the class folder or remove it")
+        raise DataError(f"{folder} has no images ({', '.join(EXTENSIONS)}); fill the class folder or remove it")
     return sorted(names)

@@ -1,11 +1,11 @@
-"""Pictures drawn by a formula: shapes filled with stripes on striped ground, for machines without data.
+"""Images drawn by a formula: shapes filled with stripes on striped ground, for machines without data.
 
 A class is a shape (one of ten), a slope of the stripes inside it and one of the stripes around it. Place,
-size, tilt, contrast, tint, and phase, pitch and direction (up or down) of the stripes vary from picture to
-picture, and noise is added: a network has to learn what makes the class, and what it learnt on train holds on
-val. A mirrored picture is of the same class, so the set goes with flips.
+size, tilt, contrast, tint, and phase, pitch and direction (up or down) of the stripes vary from image to
+image, and noise is added: a network has to learn what makes the class, and what it learnt on train holds on
+val. A mirrored image is of the same class, so the set goes with flips.
 
-A picture is a pure function of (seed, split, index). Only integer arithmetic and exactly rounded operations
+An image is a pure function of (seed, split, index). Only integer arithmetic and exactly rounded operations
 (+ - * / floor) are used, so it is the same bit for bit on every platform and in every batch.
 """
 
@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megabatch.data.keyed import keyed_bits, keyed_uniforms
-from megabatch.data.sources import MEMORY_LIMIT_BYTES, PictureArray, Source, Split, checked_labels
+from megabatch.data.sources import MEMORY_LIMIT_BYTES, ImageArray, Source, Split, checked_labels
 from megabatch.errors import ConfigError
 
-__all__ = ["GeneratedPictures", "open_generated"]
+__all__ = ["GeneratedImages", "open_generated"]
 
 # float32 throughout: numpy keeps an array's type when a Python number joins.
 Field = NDArray[np.floating[Any]]
@@ -36,27 +36,27 @@ NUM_PARAMETERS = 16
 CHUNK_PIXELS = 2**18  # a chunk's fields stay in the processor's cache
 
 
-class GeneratedPictures:
-    """The set as a whole; pictures are drawn when they are read."""
+class GeneratedImages:
+    """The set as a whole; images are drawn when they are read."""
 
     def __init__(
-        self, split: Split, *, num_pictures: int, image_size: int, channels: int, num_classes: int, seed: int
+        self, split: Split, *, num_images: int, image_size: int, channels: int, num_classes: int, seed: int
     ) -> None:
         for name, value, least in (
-            ("num_pictures", num_pictures, 1),
+            ("num_images", num_images, 1),
             ("image_size", image_size, 8),
             ("num_classes", num_classes, 2),
             ("seed", seed, 0),
         ):
             if value < least:
-                raise ConfigError(f"{name} of the generated pictures is {value}; it must be at least {least}")
+                raise ConfigError(f"{name} of the generated images is {value}; it must be at least {least}")
         if channels not in (1, 3):
-            raise ConfigError(f"channels of the generated pictures is {channels}; it must be 1 or 3")
+            raise ConfigError(f"channels of the generated images is {channels}; it must be 1 or 3")
         self.name = f"generated {split}"
         self.channels = channels
         self.image_size = image_size
-        labels = np.arange(num_pictures, dtype=np.int64) % num_classes
-        self.labels, self.num_classes = checked_labels(self.name, labels, num_pictures, num_classes)
+        labels = np.arange(num_images, dtype=np.int64) % num_classes
+        self.labels, self.num_classes = checked_labels(self.name, labels, num_images, num_classes)
         self._split = split
         self._seed = seed ^ SEED_MARK
 
@@ -64,11 +64,11 @@ class GeneratedPictures:
         return len(self.labels)
 
     def read(self, index: int) -> NDArray[np.uint8]:
-        picture: NDArray[np.uint8] = self.render(np.array([index]))[0]
-        return picture
+        image: NDArray[np.uint8] = self.render(np.array([index]))[0]
+        return image
 
     def render(self, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """The pictures with these indices, [n, image_size, image_size, channels]."""
+        """The images with these indices, [n, image_size, image_size, channels]."""
         size = self.image_size
         u = keyed_uniforms(self._seed, PARAMETER_STREAM[self._split], indices, NUM_PARAMETERS).T
         shape, inner, outer, num_slopes = class_parts(self.labels[indices], self.num_classes)
@@ -88,7 +88,7 @@ class GeneratedPictures:
         inside += 0.5
         np.clip(inside, 0, 1, out=inside)
 
-        cycles = min(6.0, size / 4) / 2  # over half the picture; at least four pixels to a stripe
+        cycles = min(6.0, size / 4) / 2  # over half the image; at least four pixels to a stripe
         ground = stripes(x, y, (outer + 0.2 + 0.6 * u[4]) / num_slopes, cycles, u[5:8])
         filling = stripes(x, y, (inner + 0.2 + 0.6 * u[8]) / num_slopes, cycles, u[9:12])
         ground *= between(u[12], 0.08, 0.16)
@@ -119,31 +119,31 @@ def open_generated(
     path: Path | None,
     split: Split,
     *,
-    num_pictures: int = 20_000,
+    num_images: int = 20_000,
     image_size: int = 32,
     channels: int = 3,
     num_classes: int = 10,
     seed: int = 0,
     memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
 ) -> Source:
-    """Generated pictures, drawn at once when the set is small, else as they are read."""
+    """Generated images, drawn at once when the set is small, else as they are read."""
     assert path is None
-    source = GeneratedPictures(
+    source = GeneratedImages(
         split,
-        num_pictures=num_pictures,
+        num_images=num_images,
         image_size=image_size,
         channels=channels,
         num_classes=num_classes,
         seed=seed,
     )
-    if num_pictures * image_size * image_size * channels > memory_limit_bytes:
+    if num_images * image_size * image_size * channels > memory_limit_bytes:
         return source
-    pictures = np.empty((num_pictures, image_size, image_size, channels), dtype=np.uint8)
+    images = np.empty((num_images, image_size, image_size, channels), dtype=np.uint8)
     step = max(1, CHUNK_PIXELS // image_size**2)
-    for start in range(0, num_pictures, step):
-        indices = np.arange(start, min(start + step, num_pictures))
-        pictures[indices] = source.render(indices)
-    return PictureArray(source.name, pictures, source.labels, num_classes)
+    for start in range(0, num_images, step):
+        indices = np.arange(start, min(start + step, num_images))
+        images[indices] = source.render(indices)
+    return ImageArray(source.name, images, source.labels, num_classes)
 
 
 def class_parts(
@@ -161,7 +161,7 @@ def class_parts(
 
 
 def between(uniform: NDArray[np.float64], low: float, high: float) -> Field:
-    """A uniform draw stretched to low .. high, one for each picture, shaped to go with [n, size, size]."""
+    """A uniform draw stretched to low .. high, one for each image, shaped to go with [n, size, size]."""
     stretched: Field = (low + (high - low) * uniform).astype(np.float32)[:, None, None]
     return stretched
 

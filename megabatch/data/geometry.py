@@ -1,4 +1,4 @@
-"""Boxes: which part of a picture is wanted, and how much of it a decoder may leave out."""
+"""Boxes: which part of an image is wanted, and how much of it a decoder may leave out."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ DENOMINATORS = (8, 4, 2)
 
 
 class Reduction(NamedTuple):
-    """A box in a picture that is decoded at 1 / denominator of its size.
+    """A box in an image that is decoded at 1 / denominator of its size.
 
-    `region` holds the whole pixels of the reduced picture that the box touches, `box` is the box within that region.
+    `region` holds the whole pixels of the reduced image that the box touches, `box` is the box within that region.
     """
 
     denominator: int

@@ -16,12 +16,12 @@ class JpegHeader(NamedTuple):
     height: int
     width: int
     num_components: int
-    upright: bool  # no note (EXIF, or XMP of whatever content) asks to turn the picture
+    upright: bool  # no note (EXIF, or XMP of whatever content) asks to turn the image
     whole: bool  # the file ends with the end mark
 
 
 def read_jpeg_header(encoded: bytes) -> JpegHeader | None:
-    """The header of a JPEG picture of 8 bits a sample; None for other kinds and for anything out of the ordinary."""
+    """The header of a JPEG image of 8 bits a sample; None for other kinds and for anything out of the ordinary."""
     if encoded[:2] != b"\xff\xd8":
         return None
     at, end, upright = 2, len(encoded), True
@@ -53,7 +53,7 @@ def read_jpeg_header(encoded: bytes) -> JpegHeader | None:
 
 
 def _leaves_upright(note: bytes) -> bool:
-    """Whether an APP1 segment certainly does not ask to turn the picture."""
+    """Whether an APP1 segment certainly does not ask to turn the image."""
     if note[:6] != b"Exif\0\0":
         return b"Orientation" not in note
     tiff = note[6:]

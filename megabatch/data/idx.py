@@ -1,4 +1,4 @@
-"""Pictures and labels in idx files: MNIST, Fashion-MNIST and whatever else is kept that way.
+"""Images and labels in idx files: MNIST, Fashion-MNIST and whatever else is kept that way.
 
 The format (Yann LeCun's description of MNIST): two zero bytes, a type byte (8 for unsigned bytes), the number
 of dimensions, each dimension as a big-endian 32-bit number, then the values in C order. Files may be gzipped.
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megabatch.data import known
-from megabatch.data.sources import PictureArray, Split, existing_folder
+from megabatch.data.sources import ImageArray, Split, existing_folder
 from megabatch.errors import DataError
 
 __all__ = ["open_fashion_mnist", "open_idx", "open_mnist", "read_idx"]
@@ -24,17 +24,17 @@ UNSIGNED_BYTES = 8
 FILE_PREFIX = {"train": "train", "val": "t10k"}
 
 
-def open_idx(path: Path, split: Split, *, num_classes: int | None = None) -> PictureArray:
-    """The grey pictures of `train-images-idx3-ubyte[.gz]` and its labels, or those of `t10k-*` for val."""
+def open_idx(path: Path, split: Split, *, num_classes: int | None = None) -> ImageArray:
+    """The grey images of `train-images-idx3-ubyte[.gz]` and its labels, or those of `t10k-*` for val."""
     return _open(existing_folder(path), split, f"{path.name} {split}", num_classes)
 
 
-def open_mnist(path: Path, split: Split, *, num_classes: int | None = 10) -> PictureArray:
+def open_mnist(path: Path, split: Split, *, num_classes: int | None = 10) -> ImageArray:
     """MNIST's handwritten digits from a folder of its four files."""
     return _open(existing_folder(path), split, f"mnist {split}", num_classes)
 
 
-def open_fashion_mnist(path: Path | None, split: Split, *, num_classes: int | None = 10) -> PictureArray:
+def open_fashion_mnist(path: Path | None, split: Split, *, num_classes: int | None = 10) -> ImageArray:
     """Fashion-MNIST from a folder, or from where it lies on this machine; nothing is downloaded here."""
     folder = known.find_fashion_mnist(known.default_cache()) if path is None else existing_folder(path)
     return _open(folder, split, f"fashion-mnist {split}", num_classes)
@@ -65,11 +65,11 @@ def read_idx(path: Path, num_dims: int) -> NDArray[np.uint8]:
     return np.frombuffer(content, dtype=np.uint8, offset=header_bytes).reshape(dims)
 
 
-def _open(folder: Path, split: Split, name: str, num_classes: int | None) -> PictureArray:
+def _open(folder: Path, split: Split, name: str, num_classes: int | None) -> ImageArray:
     prefix = FILE_PREFIX[split]
-    pictures = read_idx(_find(folder, f"{prefix}-images-idx3-ubyte"), num_dims=3)
+    images = read_idx(_find(folder, f"{prefix}-images-idx3-ubyte"), num_dims=3)
     labels = read_idx(_find(folder, f"{prefix}-labels-idx1-ubyte"), num_dims=1)
-    return PictureArray(name, pictures[..., None], labels, num_classes)
+    return ImageArray(name, images[..., None], labels, num_classes)
 
 
 def _find(folder: Path, name: str) -> Path:

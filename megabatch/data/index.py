@@ -1,4 +1,4 @@
-"""Where each picture of a set of shards lies, found once and kept.
+"""Where each image of a set of shards lies, found once and kept.
 
 Kept beside the shards as `.megabatch-index.<split>.npz` by `megabatch data pack` and `verify`, otherwise in the
 user's cache folder. An index names each shard with its size and its date of change (remote: what the store has
@@ -30,7 +30,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """For each picture: its shard, where its bytes begin there, how many they are, and its label."""
+    """For each image: its shard, where its bytes begin there, how many they are, and its label."""
 
     stamps: tuple[FileStamp, ...]
     shards: NDArray[np.uint32]

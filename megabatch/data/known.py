@@ -1,6 +1,6 @@
 """Fetches the small public set that the demo and the tests train on, and finds it again.
 
-Fashion-MNIST: Xiao, Rasul and Vollgraf 2017 (arXiv 1708.07747), 60,000 + 10,000 pictures of 28x28, under the
+Fashion-MNIST: Xiao, Rasul and Vollgraf 2017 (arXiv 1708.07747), 60,000 + 10,000 images of 28x28, under the
 MIT licence. Whatever way the files came, the SHA-256 of their uncompressed bytes decides.
 """
 
@@ -104,7 +104,7 @@ def get_fashion_mnist(cache: Path, *, progress: Callable[[str], None] | None = N
         return target
     raise DataError(
         f"fashion-mnist cannot be had ({'; '.join(failures)}); put its four idx files into {target}, "
-        "or use generated pictures"
+        "or use generated images"
     )
 
 

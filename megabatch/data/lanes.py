@@ -2,8 +2,8 @@
 
 A lane does one piece at a time; the loader gives each its own thread. Decoding releases the interpreter lock, so
 several lanes in one process do keep several cores busy. A process of its own keeps Python's part of the work away
-from the training loop, and a decoder that crashes on a picture takes down that process only: the run then ends with
-the picture's name.
+from the training loop, and a decoder that crashes on an image takes down that process only: the run then ends with
+the image's name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from megabatch.data.assemble import Job, fill_training
 from megabatch.data.broken import Broken
 from megabatch.data.decode import Decoding
 from megabatch.data.slots import Slots
-from megabatch.data.sources import Source, picture_name
+from megabatch.data.sources import Source, image_name
 from megabatch.errors import DataError, MegabatchError
 
 __all__ = ["Lane", "LaneTask", "OwnProcess", "SameProcess", "read_message", "send_message"]
@@ -38,21 +38,21 @@ NOBODY = -1
 
 @dataclass(frozen=True)
 class LaneTask:
-    """Pictures `first` .. `last` of a ghost batch whose arrays lie in a slot of the shared memory, or at hand."""
+    """Images `first` .. `last` of a ghost batch whose arrays lie in a slot of the shared memory, or at hand."""
 
     job: Job  # of this piece
-    ghost_batch: int
+    ghost_batch_size: int
     first: int
     last: int
     image_size: int
     slot: int | None
-    pictures: NDArray[np.uint8]
+    images: NDArray[np.uint8]
     labels: NDArray[np.int64]
 
 
 class Lane(Protocol):
     def prepare(self, task: LaneTask) -> list[Broken]:
-        """Fill the task's part of the arrays; return the broken pictures met. Raises DataError."""
+        """Fill the task's part of the arrays; return the broken images met. Raises DataError."""
 
     def close(self) -> None: ...
 
@@ -67,7 +67,7 @@ class SameProcess:
         broken: list[Broken] = []
         report = broken.append if self._tolerant else None
         part = slice(task.first, task.last)
-        fill_training(self._source, task.job, task.pictures[part], task.labels[part], self._decoding, report)
+        fill_training(self._source, task.job, task.images[part], task.labels[part], self._decoding, report)
         return broken
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class OwnProcess:
         self._send(start)
 
     def prepare(self, task: LaneTask) -> list[Broken]:
-        self._send((task.job, task.slot, task.ghost_batch, task.first, task.last, task.image_size))
+        self._send((task.job, task.slot, task.ghost_batch_size, task.first, task.last, task.image_size))
         answer = self._receive()
         if isinstance(answer, MegabatchError):
             raise answer
@@ -129,16 +129,16 @@ class OwnProcess:
             raise self._death() from None
 
     def _death(self) -> DataError:
-        """What became of the process, and which picture it had in hand."""
+        """What became of the process, and which image it had in hand."""
         self.close()
         code = self._child.returncode
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         sample = int(self._at[0])
         if sample == NOBODY:
-            return DataError(f"a loader process {how} before its first picture; see its message above, then --resume")
-        name = picture_name(self._source, sample)
+            return DataError(f"a loader process {how} before its first image; see its message above, then --resume")
+        name = image_name(self._source, sample)
         return DataError(
-            f"a loader process {how} while it had the picture {name}; if it happens again remove that picture, "
+            f"a loader process {how} while it had the image {name}; if it happens again remove that image, "
             "otherwise give the machine more memory, then --resume"
         )
 

@@ -1,10 +1,10 @@
 """Feeds one worker its ghost batches, prepared ahead of time by several lanes.
 
-The loader walks through the same list of updates as the engine and takes from each the ghost batches dealt to this
+The loader walks through the same list of steps as the engine and takes from each the ghost batches dealt to this
 worker. A ghost batch is cut into pieces, the pieces are prepared side by side straight into the batch's memory, and
 ghost batches come out in their order. The loader's whole state is the stream position at which it started, so a resumed
-run replays nothing; the stream runs on over the ends of epochs, so nothing is drained there. Batch size, picture size
-and augmentation may differ from one update to the next.
+run replays nothing; the stream runs on over the ends of epochs, so nothing is drained there. Batch size, image size
+and augmentation may differ from one step to the next.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from megabatch.data.lanes import Lane, LaneTask, OwnProcess, SameProcess
 from megabatch.data.order import epoch_order, stream
 from megabatch.data.slots import Slots
 from megabatch.data.sources import Source
-from megabatch.schedule.batch import Update, deal
+from megabatch.schedule.batch import Step, shard_range
 
 __all__ = ["Ghost", "GhostLoader"]
 
 SMALLEST_PIECE = 8
-MOST_DALI_PICTURES = 64
+MOST_DALI_IMAGES = 64
 CLOSE_SECONDS = 10.0
 
 
@@ -42,11 +42,11 @@ class Ghost:
     """One ghost batch on its way to the device.
 
     `number` counts ghost batches over the whole run, whatever the number of workers. An idle ghost goes through the
-    network without weight: it keeps a worker in step when an update has fewer ghost batches than there are workers.
+    network without weight: it keeps a worker in step when a step has fewer ghost batches than there are workers.
     """
 
-    pictures: Tensor  # uint8 [ghost_batch, height, width, channels]
-    labels: Tensor  # int64 [ghost_batch]
+    images: Tensor  # uint8 [ghost_batch_size, height, width, channels]
+    labels: Tensor  # int64 [ghost_batch_size]
     number: int
     idle: bool = False
 
@@ -55,9 +55,9 @@ class _Ticket:
     """A ghost batch in the making."""
 
     def __init__(
-        self, number: int, idle: bool, pictures: NDArray[np.uint8], labels: NDArray[np.int64], pieces: int
+        self, number: int, idle: bool, images: NDArray[np.uint8], labels: NDArray[np.int64], pieces: int
     ) -> None:
-        self.number, self.idle, self.pictures, self.labels = number, idle, pictures, labels
+        self.number, self.idle, self.images, self.labels = number, idle, images, labels
         self.broken: list[Broken] = []
         self.error: BaseException | None = None
         self.ghost: Ghost | None = None
@@ -74,7 +74,7 @@ class _Ticket:
 
 
 class GhostLoader:
-    """Iterates over `(update, this worker's ghost batches)`; close it when done."""
+    """Iterates over `(step, this worker's ghost batches)`; close it when done."""
 
     def __init__(
         self,
@@ -82,24 +82,24 @@ class GhostLoader:
         augmentation: Augmentation,
         image_size: int | Callable[[float], int],
         seed: int,
-        updates: Iterator[Update],
+        steps: Iterator[Step],
         *,
         worker: int,
-        num_workers: int,
+        world_size: int,
         prefetch_ghosts: int = 4,
         pin_for: torch.device | None = None,
         feeding: Feeding | None = None,
         largest_image_size: int = 0,
     ) -> None:
-        """`image_size` is one for all, or a function of the epoch at which an update starts; then say the largest."""
+        """`image_size` is one for all, or a function of the epoch at which a step starts; then say the largest."""
         assert largest_image_size or not callable(image_size)
-        self._source, self._augmentation, self._seed, self._updates = source, augmentation, seed, updates
+        self._source, self._augmentation, self._seed, self._steps = source, augmentation, seed, steps
         self._image_size_at = image_size if callable(image_size) else lambda epoch: image_size
         self._largest_image_size = largest_image_size if callable(image_size) else image_size
-        self._worker, self._num_workers, self._pin_for = worker, num_workers, pin_for
+        self._worker, self._world_size, self._pin_for = worker, world_size, pin_for
         self._feeding = feeding or Feeding()
         self._room = threading.Semaphore(prefetch_ghosts)
-        self._items: queue.Queue[_Ticket | Update | BaseException | None] = queue.Queue()
+        self._items: queue.Queue[_Ticket | Step | BaseException | None] = queue.Queue()
         self._pieces: queue.Queue[tuple[_Ticket, LaneTask] | None] = queue.Queue()
         self._closing = threading.Event()
         self._slots: Slots | None = None
@@ -111,9 +111,9 @@ class GhostLoader:
         for thread in self._threads:
             thread.start()
 
-    def __iter__(self) -> Iterator[tuple[Update, Iterator[Ghost]]]:
+    def __iter__(self) -> Iterator[tuple[Step, Iterator[Ghost]]]:
         while (item := self._get()) is not None:
-            assert isinstance(item, Update)
+            assert isinstance(item, Step)
             yield item, self._ghosts_of(item)
 
     def close(self) -> None:
@@ -128,8 +128,8 @@ class GhostLoader:
 
     # --- the consumer's side ---
 
-    def _ghosts_of(self, update: Update) -> Iterator[Ghost]:
-        for _ in range(max(1, len(deal(update.num_ghosts, self._num_workers, self._worker)))):
+    def _ghosts_of(self, step: Step) -> Iterator[Ghost]:
+        for _ in range(max(1, len(shard_range(step.num_ghosts, self._world_size, self._worker)))):
             ticket = self._get()
             assert isinstance(ticket, _Ticket)
             while not ticket.ready.wait(timeout=1.0):
@@ -143,7 +143,7 @@ class GhostLoader:
             del ticket  # or the memory would be held until the next one
             yield ghost
 
-    def _get(self) -> _Ticket | Update | None:
+    def _get(self) -> _Ticket | Step | None:
         while True:
             was_alive = self._threads[0].is_alive()  # asked before the wait: it may put its last item and end during it
             try:
@@ -159,40 +159,40 @@ class GhostLoader:
 
     def _plan(self) -> None:
         try:
-            for update in self._updates:
-                self._items.put(update)
-                mine = deal(update.num_ghosts, self._num_workers, self._worker)
+            for step in self._steps:
+                self._items.put(step)
+                mine = shard_range(step.num_ghosts, self._world_size, self._worker)
                 for index in mine or [0]:
                     while not self._room.acquire(timeout=0.2):
                         if self._closing.is_set():
                             return
                     if self._closing.is_set():
                         return
-                    self._order(update, index, idle=not mine)
+                    self._order(step, index, idle=not mine)
             self._items.put(None)
         except BaseException as error:
             self._items.put(error)
 
-    def _order(self, update: Update, index: int, idle: bool) -> None:
+    def _order(self, step: Step, index: int, idle: bool) -> None:
         """Put a ghost batch in line for the consumer and its pieces in line for the lanes."""
-        size, count = self._image_size_at(update.start_epoch), update.ghost_batch
-        start = update.start_samples + index * count
+        size, count = self._image_size_at(step.start_epoch), step.ghost_batch_size
+        start = step.start_samples + index * count
         epochs, samples = stream(self._seed, len(self._source), start, count)
         self._order_ahead(start)
-        slot, pictures, labels = self._memory(count, size)
+        slot, images, labels = self._memory(count, size)
         piece = max(SMALLEST_PIECE, -(-count // self._num_lanes))
         if self._feeding.decoding.decoder == "dali":
-            piece = min(piece, MOST_DALI_PICTURES)
+            piece = min(piece, MOST_DALI_IMAGES)
         bounds = range(0, count, piece)
-        ticket = _Ticket(start // count, idle, pictures, labels, len(bounds))
+        ticket = _Ticket(start // count, idle, images, labels, len(bounds))
         self._items.put(ticket)
         for first in bounds:
             last = min(first + piece, count)
             job = Job(self._augmentation, self._seed, epochs[first:last], samples[first:last])
-            self._pieces.put((ticket, LaneTask(job, count, first, last, size, slot, pictures, labels)))
+            self._pieces.put((ticket, LaneTask(job, count, first, last, size, slot, images, labels)))
 
     def _order_ahead(self, start: int) -> None:
-        """Sort the next epoch's order while this one is half through: at 1.28 million pictures it takes a while."""
+        """Sort the next epoch's order while this one is half through: at 1.28 million images it takes a while."""
         epoch, position = divmod(start, len(self._source))
         if position >= len(self._source) // 2 and epoch >= self._sorted_epoch:
             self._sorted_epoch = epoch + 1
@@ -207,10 +207,10 @@ class GhostLoader:
         return slot, *views(memory, count, size, channels)
 
     def _shared(self, count: int) -> Slots:
-        """The shared memory; its slots are as large as the largest pictures need."""
+        """The shared memory; its slots are as large as the largest images need."""
         if self._slots is None:
-            bytes_of_picture = self._largest_image_size**2 * self._source.channels
-            self._slots = Slots(count * (bytes_of_picture + 8) + 8)
+            bytes_of_image = self._largest_image_size**2 * self._source.channels
+            self._slots = Slots(count * (bytes_of_image + 8) + 8)
         return self._slots
 
     # --- the lanes' threads ---
@@ -243,7 +243,7 @@ class GhostLoader:
             from megabatch.data.dali import DaliLane
 
             device_id = None if self._pin_for is None else self._pin_for.index
-            return DaliLane(self._source, tolerant, MOST_DALI_PICTURES, device_id)
+            return DaliLane(self._source, tolerant, MOST_DALI_IMAGES, device_id)
         if not feeding.processes:
             return SameProcess(self._source, feeding.decoding, tolerant)
         assert self._slots is not None
@@ -251,8 +251,8 @@ class GhostLoader:
 
     def _finish(self, ticket: _Ticket) -> None:
         if ticket.error is None:
-            pictures, labels = torch.from_numpy(ticket.pictures), torch.from_numpy(ticket.labels)
+            images, labels = torch.from_numpy(ticket.images), torch.from_numpy(ticket.labels)
             if self._pin_for is not None:
-                pictures, labels = pictures.pin_memory(), labels.pin_memory()
-            ticket.ghost = Ghost(pictures, labels, ticket.number, ticket.idle)
+                images, labels = images.pin_memory(), labels.pin_memory()
+            ticket.ghost = Ghost(images, labels, ticket.number, ticket.idle)
         ticket.ready.set()

@@ -1,8 +1,8 @@
-"""What a set consisted of when it was verified: files with checksums, labels, broken pictures.
+"""What a set consisted of when it was verified: files with checksums, labels, broken images.
 
 `megabatch data verify` writes `megabatch-manifest.<split>.json` into the set's folder. At the start of a run the set
 is compared with it as far as that takes no time: the names and sizes of the files, the checksum of each file's first
-and last 64 KiB, the number of pictures and the checksum of all labels. The checksums of whole files are compared by
+and last 64 KiB, the number of images and the checksum of all labels. The checksums of whole files are compared by
 `megabatch data verify --checksums`.
 """
 
@@ -55,7 +55,7 @@ def write_manifest(kind: str, path: Path, split: Split, source: Source, findings
     table = {
         "format": FORMAT,
         "kind": kind,
-        "num_pictures": len(source),
+        "num_images": len(source),
         "num_classes": source.num_classes,
         "labels_sha256": _labels_sum(source),
         "class_counts": findings.class_counts.tolist(),
@@ -79,7 +79,7 @@ def check_manifest(kind: str, path: Path, split: Split, source: Source) -> str:
     table = _read(place)
     if table["kind"] != kind:
         return ""
-    _same(place, "number of pictures", len(source), table["num_pictures"])
+    _same(place, "number of images", len(source), table["num_images"])
     _same(place, "checksum of the labels", _labels_sum(source), table["labels_sha256"])
     files = files_of(kind, path, split)
     _same(place, "list of files", [file.name for file in files], [entry["name"] for entry in table["files"]])
@@ -87,7 +87,7 @@ def check_manifest(kind: str, path: Path, split: Split, source: Source) -> str:
         _same(place, f"size of {file.name}", file.stat().st_size, entry["num_bytes"])
         _same(place, f"checksum of the ends of {file.name}", _edges_sum(file), entry["edges_sha256"])
     broken = f", {len(table['broken'])} of them broken" if table["broken"] else ""
-    return f"{source.name}: {len(source):,} pictures as verified{broken}"
+    return f"{source.name}: {len(source):,} images as verified{broken}"
 
 
 def compare_checksums(kind: str, path: Path, split: Split) -> int:

@@ -1,7 +1,7 @@
-"""Builds `crop.c` on the machine at hand and calls it: pictures decoded and scaled to Pillow's own bytes, faster.
+"""Builds `crop.c` on the machine at hand and calls it: images decoded and scaled to Pillow's own bytes, faster.
 
 The helper is compiled when it is first wanted (about a second, a C compiler is all it needs) and kept in the user's
-cache folder under the hash of its source, so that installing needs no compiler and an update builds it anew.
+cache folder under the hash of its source, so that installing needs no compiler and a step builds it anew.
 `MEGABATCH_NATIVE=0` turns it off. Where it cannot be had, `why_not()` says why and everything works without it.
 """
 
@@ -67,9 +67,9 @@ class Native:
         mirror: bool,
         out: NDArray[np.uint8],
     ) -> bool:
-        """Decodes `region` of the JPEG picture of `size` (height, width) reduced by `denominator`, scales `box` of it.
+        """Decodes `region` of the JPEG image of `size` (height, width) reduced by `denominator`, scales `box` of it.
 
-        `out` is [height, width, 3], contiguous. False when the picture is unusual or broken; `out` is then undefined.
+        `out` is [height, width, 3], contiguous. False when the image is unusual or broken; `out` is then undefined.
         """
         _check(out)
         done: int = self._decode(
@@ -86,15 +86,15 @@ class Native:
         )
         return done == 0
 
-    def resize(self, picture: NDArray[np.uint8], box: FloatBox, mirror: bool, out: NDArray[np.uint8]) -> bool:
-        """Scales `box` of a picture [h, w, channels] into `out`; False when the picture's layout does not allow it."""
+    def resize(self, image: NDArray[np.uint8], box: FloatBox, mirror: bool, out: NDArray[np.uint8]) -> bool:
+        """Scales `box` of an image [h, w, channels] into `out`; False when the image's layout does not allow it."""
         _check(out)
-        height, width, channels = picture.shape
-        if picture.strides[1:] != (channels, 1) or picture.strides[0] < 0 or channels != out.shape[2]:
+        height, width, channels = image.shape
+        if image.strides[1:] != (channels, 1) or image.strides[0] < 0 or channels != out.shape[2]:
             return False
         done: int = self._resize(
-            picture.ctypes.data,
-            picture.strides[0],
+            image.ctypes.data,
+            image.strides[0],
             height,
             width,
             channels,

@@ -1,8 +1,8 @@
 """Writes a source anew as tar shards, parquet or raw pixels: in parallel, resumable, always the same bytes.
 
 Shards have a fixed number of samples and are written whole, so a pack that was interrupted goes on with the first shard
-that is missing. Encoded pictures are handed through untouched unless they are to be smaller; then the shorter side
-becomes `resize` pixels (never larger) and the picture is encoded as JPEG, upright. Broken pictures are left out
+that is missing. Encoded images are handed through untouched unless they are to be smaller; then the shorter side
+becomes `resize` pixels (never larger) and the image is encoded as JPEG, upright. Broken images are left out
 and listed.
 """
 
@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from megabatch.data.broken import Broken, BrokenLog
-from megabatch.data.decode import decode_picture, resize
+from megabatch.data.decode import decode_image, resize
 from megabatch.data.files import LocalFiles, write_whole
 from megabatch.data.header import read_jpeg_header
 from megabatch.data.index import index_beside, write_index
 from megabatch.data.raw import write_raw_table
 from megabatch.data.shards import index_shards
-from megabatch.data.sources import Source, picture_name
+from megabatch.data.sources import Source, image_name
 from megabatch.data.tar import BLOCK_BYTES, tar_header
 from megabatch.errors import DataError
 
@@ -38,7 +38,7 @@ __all__ = ["Packing", "pack"]
 Format = Literal["tar", "parquet", "raw"]
 QUALITY = 90
 ROWS_PER_GROUP = 20
-"""Reading one picture at random reads its row group, so row groups are small."""
+"""Reading one image at random reads its row group, so row groups are small."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,12 @@ class Packing:
     to: Format = "tar"
     resize: int = 0
     quality: int = 0
-    pictures_per_shard: int = 1000
+    images_per_shard: int = 1000
 
 
 @dataclass(frozen=True)
 class _Packed:
-    """A picture ready to be stored: encoded, or as pixels; or why it cannot be."""
+    """An image ready to be stored: encoded, or as pixels; or why it cannot be."""
 
     label: int
     content: bytes = b""
@@ -71,17 +71,17 @@ def pack(
     progress: Callable[[int], None] = lambda count: None,
     max_broken_share: float = 0.001,
 ) -> dict[str, int]:
-    """Write all pictures of the source into `folder`; return counts of pictures, bytes, shards, kept shards, broken.
+    """Write all images of the source into `folder`; return counts of images, bytes, shards, kept shards, broken.
 
-    `progress` hears how many pictures were done.
+    `progress` hears how many images were done.
 
     Raises:
-        DataError: a folder that holds another pack, too many broken pictures, a full disk.
+        DataError: a folder that holds another pack, too many broken images, a full disk.
     """
     folder.mkdir(parents=True, exist_ok=True)
     _begin(source, folder, split, packing)
     log = BrokenLog(max_broken_share, folder / f"{split}.broken.jsonl", source.name)
-    per_shard = packing.pictures_per_shard
+    per_shard = packing.images_per_shard
     names, kept = [], 0
     with ThreadPoolExecutor(jobs) as pool:
         for number, first in enumerate(range(0, len(source), per_shard)):
@@ -102,7 +102,7 @@ def pack(
         write_index(index_beside(folder, split), index_shards(storage))
     sizes = sum(path.stat().st_size for path in names)
     return {
-        "pictures": len(source) - log.num_broken,
+        "images": len(source) - log.num_broken,
         "bytes": sizes,
         "shards": len(names),
         "kept_shards": kept,
@@ -114,7 +114,7 @@ def _begin(source: Source, folder: Path, split: str, packing: Packing) -> None:
     """Make sure that what is in the folder, if anything, is the beginning of this very pack."""
     plan = {
         **asdict(packing),
-        "pictures": len(source),
+        "images": len(source),
         "labels_sha256": hashlib.sha256(source.labels.astype("<i8").tobytes()).hexdigest(),
     }
     path = folder / f"{split}.pack.json"
@@ -137,46 +137,46 @@ def _prepare(source: Source, index: int, packing: Packing) -> _Packed:
     try:
         return _packed(source, index, packing, label)
     except DataError as error:
-        return _Packed(label, broken=Broken(index, picture_name(source, index), str(error)))
+        return _Packed(label, broken=Broken(index, image_name(source, index), str(error)))
 
 
 def _packed(source: Source, index: int, packing: Packing, label: int) -> _Packed:
     read_bytes: Callable[[int], bytes] | None = getattr(source, "read_bytes", None)
     encoded = read_bytes(index) if read_bytes else None
     if packing.to == "raw":
-        picture = _smaller(_decoded(source, index, encoded), packing.resize)
-        return _Packed(label, picture.tobytes(), "", picture.shape[:2])
+        image = _smaller(_decoded(source, index, encoded), packing.resize)
+        return _Packed(label, image.tobytes(), "", image.shape[:2])
     if encoded is not None and _stays(encoded, packing.resize):
-        return _Packed(label, encoded, _suffix(encoded, lambda: picture_name(source, index)))
-    picture = _smaller(_decoded(source, index, encoded), packing.resize)
+        return _Packed(label, encoded, _suffix(encoded, lambda: image_name(source, index)))
+    image = _smaller(_decoded(source, index, encoded), packing.resize)
     # Pixels that were never compressed with loss stay that way unless the user asks for a quality.
     kind = "JPEG" if encoded is not None or packing.quality else "PNG"
     out = io.BytesIO()
-    image = Image.fromarray(picture[:, :, 0] if picture.shape[2] == 1 else picture)
-    image.save(out, kind, **({"quality": packing.quality or QUALITY} if kind == "JPEG" else {}))
+    pil = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
+    pil.save(out, kind, **({"quality": packing.quality or QUALITY} if kind == "JPEG" else {}))
     return _Packed(label, out.getvalue(), "jpg" if kind == "JPEG" else "png")
 
 
 def _decoded(source: Source, index: int, encoded: bytes | None) -> NDArray[np.uint8]:
     if encoded is None:
         return source.read(index)
-    return decode_picture(encoded, source.channels, lambda: picture_name(source, index))
+    return decode_image(encoded, source.channels, lambda: image_name(source, index))
 
 
 def _stays(encoded: bytes, short_side: int) -> bool:
-    """Whether the picture is handed through: no size is asked for, or it is a JPEG that is no larger."""
+    """Whether the image is handed through: no size is asked for, or it is a JPEG that is no larger."""
     if not short_side:
         return True
     header = read_jpeg_header(encoded)
     return header is not None and header.whole and min(header.height, header.width) <= short_side
 
 
-def _smaller(picture: NDArray[np.uint8], short_side: int) -> NDArray[np.uint8]:
-    height, width, _ = picture.shape
+def _smaller(image: NDArray[np.uint8], short_side: int) -> NDArray[np.uint8]:
+    height, width, _ = image.shape
     if not short_side or min(height, width) <= short_side:
-        return picture
+        return image
     scale = short_side / min(height, width)
-    return resize(picture, max(short_side, round(height * scale)), max(short_side, round(width * scale)))
+    return resize(image, max(short_side, round(height * scale)), max(short_side, round(width * scale)))
 
 
 def _suffix(encoded: bytes, name: Callable[[], str]) -> str:
@@ -186,12 +186,12 @@ def _suffix(encoded: bytes, name: Callable[[], str]) -> str:
         return "png"
     if encoded[:4] == b"RIFF" and encoded[8:12] == b"WEBP":
         return "webp"
-    raise DataError(f"cannot pack the picture {name()}: it is not JPEG, PNG or WebP; replace or remove it")
+    raise DataError(f"cannot pack the image {name()}: it is not JPEG, PNG or WebP; replace or remove it")
 
 
-def _write_tar(path: Path, pictures: list[tuple[int, _Packed]], channels: int) -> None:
+def _write_tar(path: Path, images: list[tuple[int, _Packed]], channels: int) -> None:
     out = io.BytesIO()
-    for index, one in pictures:
+    for index, one in images:
         for suffix, content in ((one.suffix, one.content), ("cls", str(one.label).encode())):
             out.write(tar_header(f"{index:08}.{suffix}", len(content)))
             out.write(content)
@@ -200,23 +200,23 @@ def _write_tar(path: Path, pictures: list[tuple[int, _Packed]], channels: int) -
     write_whole(path, out.getvalue())
 
 
-def _write_parquet(path: Path, pictures: list[tuple[int, _Packed]], channels: int) -> None:
+def _write_parquet(path: Path, images: list[tuple[int, _Packed]], channels: int) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    rows: list[dict[str, Any]] = [{"bytes": p.content, "path": f"{index:08}.{p.suffix}"} for index, p in pictures]
-    labels = pa.array([one.label for _, one in pictures], type=pa.int64())
+    rows: list[dict[str, Any]] = [{"bytes": p.content, "path": f"{index:08}.{p.suffix}"} for index, p in images]
+    labels = pa.array([one.label for _, one in images], type=pa.int64())
     table = pa.table({"image": pa.array(rows, type=kind), "label": labels})
     out = pa.BufferOutputStream()
     pq.write_table(table, out, row_group_size=ROWS_PER_GROUP, compression="none", use_dictionary=False)
     write_whole(path, out.getvalue().to_pybytes())
 
 
-def _write_raw(path: Path, pictures: list[tuple[int, _Packed]], channels: int) -> None:
+def _write_raw(path: Path, images: list[tuple[int, _Packed]], channels: int) -> None:
     # The table first: a raw file that is there is complete.
-    write_raw_table(path, [one.shape for _, one in pictures], [one.label for _, one in pictures], channels)
-    write_whole(path, b"".join(one.content for _, one in pictures))
+    write_raw_table(path, [one.shape for _, one in images], [one.label for _, one in images], channels)
+    write_whole(path, b"".join(one.content for _, one in images))
 
 
 _WRITERS: dict[str, Callable[[Path, list[tuple[int, _Packed]], int], None]] = {

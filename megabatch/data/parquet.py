@@ -1,11 +1,11 @@
-"""Pictures in parquet files as on the Hugging Face hub: `image: struct{bytes, path}` and an integer `label`.
+"""Images in parquet files as on the Hugging Face hub: `image: struct{bytes, path}` and an integer `label`.
 
 Files are chosen by the first word of their name: `train` for train; `validation`, `valid`, `val`, else `test`
 for val (test splits often come without labels). A folder whose files all share another first word has no
-splits: it serves whichever split is asked for, so train and val are then the same pictures.
+splits: it serves whichever split is asked for, so train and val are then the same images.
 
 A parquet file is read a row group at a time. Row groups are kept in memory up to a limit; a set whose encoded
-pictures exceed it pays a row group's reading for nearly every picture of a shuffled order, so write big sets
+images exceed it pays a row group's reading for nearly every image of a shuffled order, so write big sets
 with small row groups (about 100 rows), or as another kind.
 """
 
@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from megabatch.data.encoded import EncodedPictures
+from megabatch.data.encoded import EncodedImages
 from megabatch.data.files import FileStamp, LocalFiles
 from megabatch.data.index import ShardIndex, cached_index
 from megabatch.data.sources import (
@@ -36,7 +36,7 @@ from megabatch.data.sources import (
 )
 from megabatch.errors import DataError
 
-__all__ = ["ParquetPictures", "choose_files", "open_parquet"]
+__all__ = ["ParquetImages", "choose_files", "open_parquet"]
 
 ENCODED_BYTES = 256 * 2**20
 """Row groups are kept up to so much at least: with fewer, threads that read side by side would drop each other's."""
@@ -44,8 +44,8 @@ ENCODED_BYTES = 256 * 2**20
 FIRST_WORDS = {"train": ("train",), "val": ("validation", "valid", "val", "test")}
 
 
-class ParquetPictures(EncodedPictures):
-    """The rows of parquet files in order; pictures are decoded when they are read."""
+class ParquetImages(EncodedImages):
+    """The rows of parquet files in order; images are decoded when they are read."""
 
     def __init__(
         self,
@@ -67,14 +67,14 @@ class ParquetPictures(EncodedPictures):
             stamps, str(files[0].resolve().parent), columns, lambda: _index(files, stamps, image_column, label_column)
         )
         num_rows = len(index.labels)
-        is_first = np.ones(num_rows, dtype=np.bool_)  # of its row group
-        is_first[1:] = (np.diff(index.shards.astype(np.int64)) != 0) | (np.diff(index.offsets) != 0)
-        first_rows = np.flatnonzero(is_first)
+        is_main = np.ones(num_rows, dtype=np.bool_)  # of its row group
+        is_main[1:] = (np.diff(index.shards.astype(np.int64)) != 0) | (np.diff(index.offsets) != 0)
+        first_rows = np.flatnonzero(is_main)
         self._groups = [(files[index.shards[row]], int(index.offsets[row])) for row in first_rows.tolist()]
         self._starts = np.append(first_rows, num_rows)
         self._metadata: dict[Path, Any] = {}
         self.labels, self.num_classes = checked_labels(name, index.labels, num_rows, num_classes)
-        self._kept: OrderedDict[int, Any] = OrderedDict()  # row group -> encoded pictures, longest unused first
+        self._kept: OrderedDict[int, Any] = OrderedDict()  # row group -> encoded images, longest unused first
         self._kept_bytes = 0
         self._limit_bytes = memory_limit_bytes
         self._lock = threading.Lock()
@@ -92,7 +92,7 @@ class ParquetPictures(EncodedPictures):
         group, row = self._place(index)
         encoded = self._row_group(group)[row].as_buffer()
         if encoded is None:
-            raise DataError(f"the picture {self.name_of(index)} has no bytes; replace or remove the row")
+            raise DataError(f"the image {self.name_of(index)} has no bytes; replace or remove the row")
         return bytes(encoded)
 
     def name_of(self, index: int) -> str:
@@ -101,7 +101,7 @@ class ParquetPictures(EncodedPictures):
         return f"in row {self._row_in_file(group) + row} of {file}"
 
     def _place(self, index: int) -> tuple[int, int]:
-        """The row group of a picture, and its row within that."""
+        """The row group of an image, and its row within that."""
         group = int(np.searchsorted(self._starts, index, side="right")) - 1
         return group, index - int(self._starts[group])
 
@@ -111,7 +111,7 @@ class ParquetPictures(EncodedPictures):
         return int(self._starts[group] - self._starts[group - group_in_file])
 
     def _row_group(self, group: int) -> Any:
-        """The encoded pictures of a row group as an Arrow array, from memory when they are kept."""
+        """The encoded images of a row group as an Arrow array, from memory when they are kept."""
         with self._lock:
             if group in self._kept:
                 self._kept.move_to_end(group)
@@ -145,9 +145,9 @@ def open_parquet(
     label_column: str = "label",
     memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
 ) -> Source:
-    """The pictures of a folder of parquet files, or of one file; in memory when small and of one size."""
+    """The images of a folder of parquet files, or of one file; in memory when small and of one size."""
     files, group = choose_files(path, split)
-    pictures = ParquetPictures(
+    images = ParquetImages(
         f"{path.stem} {group}",
         files,
         channels=channels,
@@ -156,7 +156,7 @@ def open_parquet(
         label_column=label_column,
         memory_limit_bytes=max(memory_limit_bytes, ENCODED_BYTES),
     )
-    return in_memory(pictures, memory_limit_bytes)
+    return in_memory(images, memory_limit_bytes)
 
 
 def choose_files(path: Path, split: Split) -> tuple[list[Path], str]:

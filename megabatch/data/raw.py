@@ -1,6 +1,6 @@
-"""Decoded pictures in memory-mapped files: nothing is left to do at training time but cut and scale.
+"""Decoded images in memory-mapped files: nothing is left to do at training time but cut and scale.
 
-`train-00000.raw` holds the pixels of one picture after the other, `train-00000.npz` beside it where each begins, its
+`train-00000.raw` holds the pixels of one image after the other, `train-00000.npz` beside it where each begins, its
 height, its width and its label. The system keeps the file in memory once for all workers of a host and gives the memory
 back when others need it. `megabatch data pack --to raw --resize 256` writes such a set.
 """
@@ -19,11 +19,11 @@ from megabatch.data.files import write_whole
 from megabatch.data.sources import Source, Split, checked_labels, existing_folder
 from megabatch.errors import DataError
 
-__all__ = ["RawPictures", "open_raw", "raw_files", "write_raw_table"]
+__all__ = ["RawImages", "open_raw", "raw_files", "write_raw_table"]
 
 
-class RawPictures:
-    """The pictures of raw files; reading one is a view of the mapped file."""
+class RawImages:
+    """The images of raw files; reading one is a view of the mapped file."""
 
     def __init__(self, name: str, files: list[Path], num_classes: int | None) -> None:
         self.name = name
@@ -62,8 +62,8 @@ class RawPictures:
 
 
 def open_raw(path: Path, split: Split, *, num_classes: int | None = None) -> Source:
-    """The pictures of `path/<split>-*.raw`."""
-    return RawPictures(f"{path.stem} {split}", raw_files(path, split), num_classes)
+    """The images of `path/<split>-*.raw`."""
+    return RawImages(f"{path.stem} {split}", raw_files(path, split), num_classes)
 
 
 def raw_files(path: Path, split: Split) -> list[Path]:
@@ -74,7 +74,7 @@ def raw_files(path: Path, split: Split) -> list[Path]:
 
 
 def write_raw_table(file: Path, shapes: list[tuple[int, int]], labels: list[int], channels: int) -> None:
-    """The table beside a raw file, whose pictures lie one after the other in the order of `shapes`."""
+    """The table beside a raw file, whose images lie one after the other in the order of `shapes`."""
     sizes = np.array([height * width * channels for height, width in shapes], dtype=np.int64)
     out = io.BytesIO()
     np.savez(

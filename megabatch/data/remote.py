@@ -3,7 +3,7 @@ bounded local cache.
 
 Files are read in blocks. A block that was fetched is kept on local disk, shared by all workers of the host, until the
 cache exceeds its limit; then those unused for longest go. Reading in random order wants a cache as large as the set:
-with a smaller one every picture costs the fetching of a block, so then choose blocks of about a picture's size. An
+with a smaller one every image costs the fetching of a block, so then choose blocks of about an image's size. An
 index beside the shards (`megabatch data pack` leaves one there) saves reading all headers once.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 from megabatch.data.files import FileStamp
 from megabatch.data.index import ShardIndex, cached_index, parse_index
 from megabatch.data.known import default_cache
-from megabatch.data.shards import TarPictures, index_shards, split_of_names
+from megabatch.data.shards import TarImages, index_shards, split_of_names
 from megabatch.data.sources import MEMORY_LIMIT_BYTES, Source, Split, in_memory
 from megabatch.errors import ConfigError, DataError
 
@@ -180,7 +180,7 @@ def open_remote_tar(
     cache_limit_bytes: int = CACHE_LIMIT_BYTES,
     block_bytes: int = BLOCK_BYTES,
 ) -> Source:
-    """The pictures of the tar shards in a remote folder.
+    """The images of the tar shards in a remote folder.
 
     Raises:
         ConfigError: no file system for such addresses is installed.
@@ -202,7 +202,7 @@ def open_remote_tar(
     storage = RemoteFiles(protocol, chosen, cache, block_bytes)
     index = cached_index(storage.stamps, address, split, lambda: _index(storage, folder, split))
     name = f"{folder.rstrip('/').rpartition('/')[2]} {split}"
-    return in_memory(TarPictures(name, storage, index, channels, num_classes), memory_limit_bytes)
+    return in_memory(TarImages(name, storage, index, channels, num_classes), memory_limit_bytes)
 
 
 def _index(storage: RemoteFiles, folder: str, split: str) -> ShardIndex:

@@ -1,9 +1,9 @@
-"""Pictures in WebDataset tar shards: `000123.jpg` beside `000123.cls` (or `.json`), random access by index.
+"""Images in WebDataset tar shards: `000123.jpg` beside `000123.cls` (or `.json`), random access by index.
 
-Members that share a name up to the first dot of its last part are one sample: a picture (jpg, jpeg, png or webp) and
+Members that share a name up to the first dot of its last part are one sample: an image (jpg, jpeg, png or webp) and
 its label, a `.cls` file that holds an integer or a `.json` file with `label` or `cls`. Other members (`.txt`, ...)
 are passed over. A shard belongs to a split by a word of its name (`imagenet-train-000123.tar`); see `split_of_names`.
-Pictures are read from where they lie in the shard: no member ever becomes a file, so no member's name can point
+Images are read from where they lie in the shard: no member ever becomes a file, so no member's name can point
 anywhere.
 """
 
@@ -17,22 +17,22 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from megabatch.data.encoded import EncodedPictures
+from megabatch.data.encoded import EncodedImages
 from megabatch.data.files import LocalFiles, Storage
 from megabatch.data.index import ShardIndex, cached_index
 from megabatch.data.sources import MEMORY_LIMIT_BYTES, Source, Split, checked_labels, existing_folder, in_memory
 from megabatch.data.tar import BLOCK_BYTES, Member, list_members
 from megabatch.errors import DataError
 
-__all__ = ["PICTURE_SUFFIXES", "TarPictures", "index_shards", "open_tar", "split_of_names", "tar_files"]
+__all__ = ["IMAGE_SUFFIXES", "TarImages", "index_shards", "open_tar", "split_of_names", "tar_files"]
 
-PICTURE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
+IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
 LABEL_SUFFIXES = ("cls", "json")
 LARGEST_LABEL_BYTES = 2**20
 SPLIT_WORDS = {"train": ("train", "training"), "val": ("validation", "valid", "val", "test")}
 
 
-class TarPictures(EncodedPictures):
+class TarImages(EncodedImages):
     """The samples of tar shards, in the order of the shards' names and of their members."""
 
     def __init__(self, name: str, storage: Storage, index: ShardIndex, channels: int, num_classes: int | None) -> None:
@@ -63,10 +63,10 @@ def open_tar(
     num_classes: int | None = None,
     memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
 ) -> Source:
-    """The pictures of a folder of tar shards, or of one shard; in memory when small and of one size."""
+    """The images of a folder of tar shards, or of one shard; in memory when small and of one size."""
     storage = LocalFiles(tar_files(path, split))
     index = cached_index(storage.stamps, str(path.resolve()), split, lambda: index_shards(storage))
-    return in_memory(TarPictures(f"{path.stem} {split}", storage, index, channels, num_classes), memory_limit_bytes)
+    return in_memory(TarImages(f"{path.stem} {split}", storage, index, channels, num_classes), memory_limit_bytes)
 
 
 def tar_files(path: Path, split: Split) -> list[Path]:
@@ -98,7 +98,7 @@ def index_shards(storage: Storage, threads: int = 4) -> ShardIndex:
     """Reads the headers and the labels of all shards.
 
     Raises:
-        DataError: a damaged shard, a picture without a label, a label without a picture, a label that is no integer.
+        DataError: a damaged shard, an image without a label, a label without an image, a label that is no integer.
     """
     with ThreadPoolExecutor(threads) as pool:
         found = list(pool.map(lambda file: _samples(storage, file), range(len(storage.stamps))))
@@ -118,17 +118,17 @@ def _samples(storage: Storage, file: int) -> list[tuple[int, int, int]]:
     rows = []
     for key, members in _by_sample(list_members(storage, file)):
         where = f"{storage.place(file)}, sample '{key}'"
-        pictures = [member for suffix, member in members if suffix in PICTURE_SUFFIXES]
+        images = [member for suffix, member in members if suffix in IMAGE_SUFFIXES]
         labels = [(suffix, member) for suffix, member in members if suffix in LABEL_SUFFIXES]
-        if not pictures and not labels:
+        if not images and not labels:
             continue
-        if len(pictures) != 1:
-            raise DataError(f"{where} has {len(pictures)} pictures, one is needed; pack the shard again")
+        if len(images) != 1:
+            raise DataError(f"{where} has {len(images)} images, one is needed; pack the shard again")
         if not labels:
             raise DataError(f"{where} has no .cls or .json member for its label; pack the shard again")
         suffix, member = labels[0]
         content = storage.read_at(file, member.offset, min(member.num_bytes, LARGEST_LABEL_BYTES))
-        rows.append((pictures[0].offset, pictures[0].num_bytes, _label(content, suffix, where)))
+        rows.append((images[0].offset, images[0].num_bytes, _label(content, suffix, where)))
     return rows
 
 

@@ -35,7 +35,7 @@ def pack_and_show(
     to: str,
     resize: int,
     quality: int,
-    pictures_per_shard: int,
+    images_per_shard: int,
     max_broken_share: float,
     jobs: int,
     split: str,
@@ -47,7 +47,7 @@ def pack_and_show(
 
     if to not in get_args(Format):
         raise ConfigError(f"--to is '{to}'; it must be one of {', '.join(get_args(Format))}")
-    packing = Packing(cast(Format, to), resize, quality, pictures_per_shard)
+    packing = Packing(cast(Format, to), resize, quality, images_per_shard)
     counts: dict[str, Any] = {}
     for name, source in open_splits(path, kind, split):
         with bar(f"packing {name}", len(source), as_json) as progress:
@@ -59,7 +59,7 @@ def pack_and_show(
         kept = f", {found['kept_shards']} of them from before" if found["kept_shards"] else ""
         broken = f", {found['broken']} broken left out" if found["broken"] else ""
         print(
-            f"{packed}: {found['pictures']:,} pictures, {found['bytes'] / 1e6:,.1f} MB in {found['shards']} files"
+            f"{packed}: {found['images']:,} images, {found['bytes'] / 1e6:,.1f} MB in {found['shards']} files"
             f"{kept}{broken}"
         )
 
@@ -78,13 +78,13 @@ def verify_and_show(path: Path, split: str, kind: str | None, jobs: int, manifes
         place = write_manifest(kind, path, name, source, findings) if manifest else None
         counts = findings.class_counts
         tables[name] = {
-            "pictures": findings.num_pictures,
+            "images": findings.num_images,
             "classes": source.num_classes,
             "smallest_class": int(counts.min()),
             "largest_class": int(counts.max()),
             "empty_classes": findings.empty_classes,
-            "smallest_picture": findings.smallest,
-            "largest_picture": findings.largest,
+            "smallest_image": findings.smallest,
+            "largest_image": findings.largest,
             "broken": [{"index": one.index, "name": one.name, "reason": one.reason} for one in findings.broken],
             "manifest": str(place) if place else None,
         }
@@ -94,15 +94,13 @@ def verify_and_show(path: Path, split: str, kind: str | None, jobs: int, manifes
 
 def _print_findings(tables: dict[str, Any]) -> None:
     for name, table in tables.items():
-        smallest, largest = (
-            f"{width}x{height}" for height, width in (table["smallest_picture"], table["largest_picture"])
-        )
+        smallest, largest = (f"{width}x{height}" for height, width in (table["smallest_image"], table["largest_image"]))
         print(
-            f"{name}: {table['pictures']:,} pictures from {smallest} to {largest}, {table['classes']} classes of "
+            f"{name}: {table['images']:,} images from {smallest} to {largest}, {table['classes']} classes of "
             f"{table['smallest_class']} to {table['largest_class']}, {len(table['broken'])} broken"
         )
         if table["empty_classes"]:
-            print(f"  classes without a picture: {', '.join(map(str, table['empty_classes'][:SHOWN_BROKEN]))}")
+            print(f"  classes without an image: {', '.join(map(str, table['empty_classes'][:SHOWN_BROKEN]))}")
         for one in table["broken"][:SHOWN_BROKEN]:
             print(f"  {one['index']}: {one['reason']}")
         if len(table["broken"]) > SHOWN_BROKEN:
@@ -128,7 +126,7 @@ def bench_and_show(
     image_size: int,
     decoder: str,
     reduce_jpeg: bool,
-    num_pictures: int,
+    num_images: int,
     rounds: int,
     need: float,
     as_json: bool,
@@ -144,22 +142,22 @@ def bench_and_show(
     crop_: Any = crop
     augmentation = Augmentation(crop=crop_, padding=4 if crop == "pad" else 0, flip=True, **changes)
     if path is None:
-        source = open_source("generated", None, "train", num_pictures=max(num_pictures, 1000), image_size=image_size)
+        source = open_source("generated", None, "train", num_images=max(num_images, 1000), image_size=image_size)
     else:
         source = open_splits(path, kind, "")[0][1]
     decoder_: Any = decoder
-    speed = measure_speed(source, augmentation, image_size, Decoding(decoder_, reduce_jpeg), num_pictures, rounds)
+    speed = measure_speed(source, augmentation, image_size, Decoding(decoder_, reduce_jpeg), num_images, rounds)
     table = {"source": source.name, "image_size": image_size, **speed.as_table()}
-    table |= {"needed_pictures_per_second": need, "cores": speed.cores_for(need)}
+    table |= {"needed_images_per_second": need, "cores": speed.cores_for(need)}
     if as_json:
         print(json.dumps(table))
         return
     print(f"{source.name}, {crop} crops of {image_size} px, decoder: {speed.decoder}")
     print(
-        f"{speed.pictures_per_core_second:,.0f} pictures per core and second "
+        f"{speed.images_per_core_second:,.0f} images per core and second "
         f"({table['slowest_round']:,.0f} to {table['fastest_round']:,.0f} over {rounds} rounds of "
-        f"{speed.pictures_per_round})"
+        f"{speed.images_per_round})"
     )
     for stage, microseconds in speed.microseconds.items():
-        print(f"  {stage:8} {microseconds:8.0f} us a picture")
-    print(f"{need:,.0f} pictures a second need {speed.cores_for(need):.1f} cores, if cores scale")
+        print(f"  {stage:8} {microseconds:8.0f} us an image")
+    print(f"{need:,.0f} images a second need {speed.cores_for(need):.1f} cores, if cores scale")

@@ -1,8 +1,8 @@
-"""What a set of labelled pictures must offer, and how one is opened by kind and path.
+"""What a set of labelled images must offer, and how one is opened by kind and path.
 
 A new kind joins by offering `Source`, passing the shared suite in the tests and getting a line in `_opener`. A kind
-that stores encoded pictures also offers `HasBytes` of `megabatch.data.encoded`, so that only what is wanted of a
-picture is decoded. Pictures are random access: the order of training, its sharding over workers and its resumption
+that stores encoded images also offers `HasBytes` of `megabatch.data.encoded`, so that only what is wanted of a
+image is decoded. Images are random access: the order of training, its sharding over workers and its resumption
 are decided elsewhere, from indices alone.
 """
 
@@ -23,15 +23,15 @@ from megabatch.errors import ConfigError, DataError, nearest
 __all__ = [
     "KINDS",
     "MEMORY_LIMIT_BYTES",
-    "PictureArray",
+    "ImageArray",
     "Source",
     "Split",
     "check_same_classes",
     "checked_labels",
     "existing_folder",
+    "image_name",
     "in_memory",
     "open_source",
-    "picture_name",
 ]
 
 Split = Literal["train", "val"]
@@ -39,60 +39,58 @@ Split = Literal["train", "val"]
 KINDS = ("fashion-mnist", "folder", "generated", "idx", "mnist", "parquet", "raw", "tar")
 
 MEMORY_LIMIT_BYTES = 512 * 2**20
-"""A set of one picture size that needs no more than this is kept decoded in memory (CIFAR-10: 147 MiB)."""
+"""A set of one image size that needs no more than this is kept decoded in memory (CIFAR-10: 147 MiB)."""
 
-_CHUNK_PICTURES = 256
+_CHUNK_IMAGES = 256
 
 
 class Source(Protocol):
-    """Labelled pictures with random access; safe to read from several threads at once."""
+    """Labelled images with random access; safe to read from several threads at once."""
 
     name: str  # for people and for the run's records
     num_classes: int
     channels: int  # 1 or 3
-    labels: NDArray[np.int64]  # one for each picture, all in 0 .. num_classes - 1
+    labels: NDArray[np.int64]  # one for each image, all in 0 .. num_classes - 1
 
     def __len__(self) -> int: ...
 
     def read(self, index: int) -> NDArray[np.uint8]:
-        """The decoded picture, [height, width, channels]; DataError naming it when it is unreadable."""
+        """The decoded image, [height, width, channels]; DataError naming it when it is unreadable."""
 
 
-class PictureArray:
-    """A source whose pictures all have one size and lie decoded in memory."""
+class ImageArray:
+    """A source whose images all have one size and lie decoded in memory."""
 
-    def __init__(
-        self, name: str, pictures: NDArray[np.uint8], labels: ArrayLike, num_classes: int | None = None
-    ) -> None:
-        assert pictures.dtype == np.uint8
-        assert pictures.ndim == 4
-        assert pictures.shape[3] in (1, 3)
+    def __init__(self, name: str, images: NDArray[np.uint8], labels: ArrayLike, num_classes: int | None = None) -> None:
+        assert images.dtype == np.uint8
+        assert images.ndim == 4
+        assert images.shape[3] in (1, 3)
         self.name = name
-        self.labels, self.num_classes = checked_labels(name, labels, len(pictures), num_classes)
-        self.channels: int = pictures.shape[3]
-        # Readers get views; one that wrote into its picture would change it for every later epoch.
-        self.pictures = np.ascontiguousarray(pictures).view()
-        self.pictures.flags.writeable = False
+        self.labels, self.num_classes = checked_labels(name, labels, len(images), num_classes)
+        self.channels: int = images.shape[3]
+        # Readers get views; one that wrote into its image would change it for every later epoch.
+        self.images = np.ascontiguousarray(images).view()
+        self.images.flags.writeable = False
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     def read(self, index: int) -> NDArray[np.uint8]:
-        picture: NDArray[np.uint8] = self.pictures[index]
-        return picture
+        image: NDArray[np.uint8] = self.images[index]
+        return image
 
 
 def open_source(kind: str, path: Path | str | None, split: Split, **options: Any) -> Source:
-    """Opens one split of a set of pictures and checks its labels.
+    """Opens one split of a set of images and checks its labels.
 
     Kinds and their options (all take `num_classes`): `fashion-mnist` (path, or None for where it is on this machine),
     `mnist` and `idx` (folder of idx files), `parquet` (`channels`, `image_column`, `label_column`,
     `memory_limit_bytes`), `folder` and `tar` (`channels`, `memory_limit_bytes`), `raw`, `generated` (no path;
-    `num_pictures`, `image_size`, `channels`, `seed`, `memory_limit_bytes`).
+    `num_images`, `image_size`, `channels`, `seed`, `memory_limit_bytes`).
 
     Raises:
         ConfigError: unknown kind, split or option.
-        DataError: missing, unreadable or wrong pictures or labels.
+        DataError: missing, unreadable or wrong images or labels.
     """
     if split not in get_args(Split):
         raise ConfigError(f"split is '{split}'; it must be train or val")
@@ -108,7 +106,7 @@ def open_source(kind: str, path: Path | str | None, split: Split, **options: Any
                 f"data source '{kind}' has no option '{option}' (known: {', '.join(known)})" + nearest(option, known)
             )
     if options.get("channels", 3) not in (1, 3):
-        raise ConfigError(f"channels is {options['channels']}; pictures have 1 (grey) or 3 (colour)")
+        raise ConfigError(f"channels is {options['channels']}; images have 1 (grey) or 3 (colour)")
     if kind == "generated":
         if path is not None:
             raise ConfigError(f"data source 'generated' takes no path, given {path}; leave the path out")
@@ -117,8 +115,8 @@ def open_source(kind: str, path: Path | str | None, split: Split, **options: Any
     return opener(path, split, **options)
 
 
-def picture_name(source: Source, index: int) -> str:
-    """Which picture it is, for people."""
+def image_name(source: Source, index: int) -> str:
+    """Which image it is, for people."""
     name_of: Callable[[int], str] | None = getattr(source, "name_of", None)
     return name_of(index) if name_of else f"{index} of {source.name}"
 
@@ -135,26 +133,26 @@ def check_same_classes(train: Source, val: Source) -> None:
 
 
 def checked_labels(
-    name: str, labels: ArrayLike, num_pictures: int, num_classes: int | None
+    name: str, labels: ArrayLike, num_images: int, num_classes: int | None
 ) -> tuple[NDArray[np.int64], int]:
     """The labels as int64 and the number of classes (given, or the largest label + 1).
 
-    Raises DataError, naming the first offending index and value, unless there is one label for each picture
+    Raises DataError, naming the first offending index and value, unless there is one label for each image
     and each is an integer in 0 .. num_classes - 1.
     """
     if num_classes is not None and num_classes < 1:
         raise DataError(f"num_classes is {num_classes} for {name}; it must be at least 1")
     given = np.asarray(labels)
-    if num_pictures == 0 and given.size == 0:
-        raise DataError(f"{name} has no pictures; give a set with at least one")
+    if num_images == 0 and given.size == 0:
+        raise DataError(f"{name} has no images; give a set with at least one")
     if given.ndim != 1:
-        raise DataError(f"the labels of {name} have shape {given.shape}; one integer for each picture is needed")
-    if len(given) != num_pictures:
-        index = min(len(given), num_pictures)
-        what = f"label {given[index]} at index {index} has no picture" if index < len(given) else ""
+        raise DataError(f"the labels of {name} have shape {given.shape}; one integer for each image is needed")
+    if len(given) != num_images:
+        index = min(len(given), num_images)
+        what = f"label {given[index]} at index {index} has no image" if index < len(given) else ""
         raise DataError(
-            f"{name} has {num_pictures} pictures and {len(given)} labels: "
-            f"{what or f'the picture at index {index} has no label'}; the files do not belong together"
+            f"{name} has {num_images} images and {len(given)} labels: "
+            f"{what or f'the image at index {index} has no label'}; the files do not belong together"
         )
     if given.dtype.kind not in "iu":
         raise DataError(f"the label at index 0 of {name} is {given[0]!r}; labels must be integers from 0")
@@ -170,7 +168,7 @@ def checked_labels(
 
 
 def in_memory(source: Source, limit_bytes: int = MEMORY_LIMIT_BYTES) -> Source:
-    """The same pictures decoded in memory if all can be read, have one size and fit the limit, else the source itself.
+    """The same images decoded in memory if all can be read, have one size and fit the limit, else the source itself.
 
     Decoding releases the interpreter lock, so threads help - except for thumbnails, where Python dominates.
     """
@@ -178,36 +176,36 @@ def in_memory(source: Source, limit_bytes: int = MEMORY_LIMIT_BYTES) -> Source:
         return source
     try:
         size = source.read(0).shape
-    except DataError:  # whoever reads the pictures decides about broken ones
+    except DataError:  # whoever reads the images decides about broken ones
         return source
     if len(source) * int(np.prod(size)) > limit_bytes:
         return source
-    pictures = np.empty((len(source), *size), dtype=np.uint8)
+    images = np.empty((len(source), *size), dtype=np.uint8)
 
     def fill(start: int) -> bool:
-        for index in range(start, min(start + _CHUNK_PICTURES, len(source))):
+        for index in range(start, min(start + _CHUNK_IMAGES, len(source))):
             try:
-                picture = source.read(index)
+                image = source.read(index)
             except DataError:
                 return False
-            if picture.shape != size:
+            if image.shape != size:
                 return False
-            pictures[index] = picture
+            images[index] = image
         return True
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        for all_fit in pool.map(fill, range(0, len(source), _CHUNK_PICTURES)):
+        for all_fit in pool.map(fill, range(0, len(source), _CHUNK_IMAGES)):
             if not all_fit:
                 pool.shutdown(cancel_futures=True)
                 return source
-    return PictureArray(source.name, pictures, source.labels, source.num_classes)
+    return ImageArray(source.name, images, source.labels, source.num_classes)
 
 
 def existing_folder(path: Path) -> Path:
     """The path itself; DataError unless it is a folder."""
     if not path.is_dir():
         problem = "is not a folder" if path.exists() else "does not exist"
-        raise DataError(f"the data path {path} {problem}; give the folder that holds the pictures")
+        raise DataError(f"the data path {path} {problem}; give the folder that holds the images")
     return path
 
 

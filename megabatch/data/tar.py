@@ -65,7 +65,7 @@ def list_members(storage: Storage, file: int) -> Iterator[Member]:
         if kind in _REGULAR:
             yield Member(name, content, num_bytes)
         elif kind not in (_FOLDER, _PAX, _PAX_GLOBAL, _LONG_NAME, _LONG_LINK):
-            raise DataError(f"{place} has {name}, a link or a device; pictures must be regular members: pack it again")
+            raise DataError(f"{place} has {name}, a link or a device; images must be regular members: pack it again")
 
 
 def tar_header(name: str, num_bytes: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Decodes every picture of a set, lists the broken ones, counts the classes: what should be known before a long run."""
+"""Decodes every image of a set, lists the broken ones, counts the classes: what should be known before a long run."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megabatch.data.broken import Broken
-from megabatch.data.sources import Source, picture_name
+from megabatch.data.sources import Source, image_name
 from megabatch.errors import DataError
 
 __all__ = ["Findings", "verify"]
 
-_CHUNK_PICTURES = 64
+_CHUNK_IMAGES = 64
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What a look at every picture brought. Sizes are height x width."""
+    """What a look at every image brought. Sizes are height x width."""
 
-    num_pictures: int
+    num_images: int
     class_counts: NDArray[np.int64]
     smallest: tuple[int, int]
     largest: tuple[int, int]
@@ -34,21 +34,21 @@ class Findings:
 
 
 def verify(source: Source, jobs: int, progress: Callable[[int], None] = lambda count: None) -> Findings:
-    """Decode all pictures by `jobs` threads; `progress` hears how many were done."""
+    """Decode all images by `jobs` threads; `progress` hears how many were done."""
 
     def look(start: int) -> tuple[list[tuple[int, int]], list[Broken]]:
         sizes, broken = [], []
-        for index in range(start, min(start + _CHUNK_PICTURES, len(source))):
+        for index in range(start, min(start + _CHUNK_IMAGES, len(source))):
             try:
                 height, width, _ = source.read(index).shape
                 sizes.append((height, width))
             except DataError as error:
-                broken.append(Broken(index, picture_name(source, index), str(error)))
+                broken.append(Broken(index, image_name(source, index), str(error)))
         return sizes, broken
 
     smallest, largest, all_broken = (2**31, 2**31), (0, 0), list[Broken]()
     with ThreadPoolExecutor(jobs) as pool:
-        for sizes, broken in pool.map(look, range(0, len(source), _CHUNK_PICTURES)):
+        for sizes, broken in pool.map(look, range(0, len(source), _CHUNK_IMAGES)):
             all_broken += broken
             for size in sizes:
                 smallest = min(smallest, size, key=lambda s: s[0] * s[1])

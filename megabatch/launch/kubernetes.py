@@ -22,7 +22,7 @@ Kind = Literal["pytorchjob", "trainjob"]
 def kubernetes_manifest(
     request: LaunchRequest, image: str, claim: str, mount: str = "/runs", kind: Kind = "pytorchjob", namespace: str = ""
 ) -> str:
-    """The manifest; `claim` is the PersistentVolumeClaim that holds run folders and pictures, mounted at `mount`."""
+    """The manifest; `claim` is the PersistentVolumeClaim that holds run folders and images, mounted at `mount`."""
     for what, value in (("--name", request.name), ("--claim", claim)):
         if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", value):
             raise ConfigError(f"{what} '{value}' is no Kubernetes name; use small letters, digits and '-'")
@@ -59,7 +59,7 @@ def _resources(request: LaunchRequest) -> dict[str, Any]:
 def _volumes(claim: str) -> list[dict[str, Any]]:
     return [
         {"name": "shared", "persistentVolumeClaim": {"claimName": claim}},
-        # Workers on one node exchange pictures and gradients through shared memory; 64 MB, the default, is too little.
+        # Workers on one node exchange images and gradients through shared memory; 64 MB, the default, is too little.
         {"name": "shm", "emptyDir": {"medium": "Memory"}},
     ]
 

@@ -50,7 +50,7 @@ class LaunchRequest:
             raise ConfigError("--output is empty; give the run folder, on a disk that all machines share")
 
     @property
-    def num_workers(self) -> int:
+    def world_size(self) -> int:
         return self.nodes * self.workers_per_node
 
 

@@ -4,7 +4,7 @@ How a run survives its time limit and preemption:
 
     Slurm  --USR1, grace_seconds before the limit-->  batch shell  --USR1-->  torchrun  -->  workers
     Slurm  --TERM, when preempted----------------------------------------->  torchrun  -->  workers
-    workers finish their update, write a checkpoint, exit 0;  the shell sees a run that is not finished and requeues
+    workers finish their step, write a checkpoint, exit 0;  the shell sees a run that is not finished and requeues
 
 `summary.json` says whether a run is finished. A job that fails is not requeued by the script: the same error would
 come again.

@@ -13,7 +13,7 @@ from megabatch.report.record import write_atomically
 __all__ = ["check_kind", "check_recipe", "hand_over"]
 
 
-def check_recipe(recipe: str, overrides: list[str], grid: str, num_workers: int) -> None:
+def check_recipe(recipe: str, overrides: list[str], grid: str, world_size: int) -> None:
     """A recipe, an override or a grid that cannot work is told here, not hours later on the cluster.
 
     A file that only the cluster has cannot be checked: it must be given by an absolute path.
@@ -21,7 +21,7 @@ def check_recipe(recipe: str, overrides: list[str], grid: str, num_workers: int)
     if not (recipe.endswith(".toml") and recipe.startswith("/") and not Path(recipe).exists()):
         load_config(recipe, overrides)
     if grid:
-        parse_grid(grid).check_fits(num_workers)
+        parse_grid(grid).check_fits(world_size)
 
 
 def check_kind(kind: str) -> Literal["pytorchjob", "trainjob"]:

@@ -1,9 +1,9 @@
 """Batch-norm statistics for evaluation that do not depend on how many workers trained.
 
-In training every batch-norm sees one ghost batch. Statistics for evaluation are defined by updates, not by workers:
-after an update, `running = (1 - newest_share) * running + newest_share * average`, where `average` is the mean of
-the ghost batches' means and variances over ALL ghost batches of the update. With `newest_share = 1` there is no moving
-average: only the last update counts (Akiba 2017, section 2.3 of that paper's method).
+In training every batch-norm sees one ghost batch. Statistics for evaluation are defined by steps, not by workers:
+after a step, `running = (1 - momentum) * running + momentum * average`, where `average` is the mean of
+the ghost batches' means and variances over ALL ghost batches of the step. With `momentum = 1` there is no moving
+average: only the last step counts (Akiba 2017, section 2.3 of that paper's method).
 
 The rule is linear, so each worker keeps just the part that its own ghost batches contribute and the parts are added up
 only when somebody looks: before an evaluation or a checkpoint. No communication happens in training steps, every
@@ -11,8 +11,8 @@ worker ends with identical statistics, and 1, 3 or 4096 workers agree up to roun
 order of that addition does not show in the float32 result.
 
 The variance is the plain average of the ghosts' variances, as in the paper, or pooled: average variance plus the
-variance of the ghosts' means, which is what all pictures together have. Pooled statistics keep averages of
-variance + mean^2, which is linear too; with a moving average the pool is the past updates by their weights.
+variance of the ghosts' means, which is what all images together have. Pooled statistics keep averages of
+variance + mean^2, which is linear too; with a moving average the pool is the past steps by their weights.
 
 `exact_statistics` needs no past at all: forward passes of the weights as they are.
 
@@ -36,10 +36,10 @@ Variance = Literal["plain", "pooled"]
 
 
 class GhostStatistics:
-    """Collects the statistics of all batch-norms of `model` over ghost batches, updates and workers."""
+    """Collects the statistics of all batch-norms of `model` over ghost batches, steps and workers."""
 
-    def __init__(self, model: nn.Module, newest_share: float, variance: Variance = "plain") -> None:
-        self.newest_share = newest_share
+    def __init__(self, model: nn.Module, momentum: float, variance: Variance = "plain") -> None:
+        self.momentum = momentum
         self._pooled = variance == "pooled"
         norms = _norms_of(model)
         for norm in norms:
@@ -52,39 +52,39 @@ class GhostStatistics:
             self._buffers += [norm.running_mean, norm.running_var]
         self._counters = [norm.num_batches_tracked for norm in norms if norm.num_batches_tracked is not None]
         self._newest = [torch.zeros_like(b, dtype=torch.float64) for b in self._buffers]
-        # What this worker contributes; before the first update rank 0 holds torch's initial values for all.
+        # What this worker contributes; before the first step rank 0 holds torch's initial values for all.
         first = not dist.is_initialized() or dist.get_rank() == 0
         self._part = [b.to(torch.float64, copy=True) * float(first) for b in self._buffers]
-        self._updates = 0
+        self._steps = 0
 
-    def after_ghost(self, share_of_update: float) -> None:
-        """Take in the ghost batch whose forward pass has just ended; `share_of_update` is 1 / ghosts of the update."""
+    def after_ghost(self, share_of_step: float) -> None:
+        """Take in the ghost batch whose forward pass has just ended; `share_of_step` is 1 / ghosts of the step."""
         if self._buffers:
             doubles = [b.to(torch.float64) for b in self._buffers]
             if self._pooled:
                 means, variances = doubles[::2], doubles[1::2]
                 torch._foreach_addcmul_(variances, means, means)
-            torch._foreach_add_(self._newest, doubles, alpha=share_of_update)
+            torch._foreach_add_(self._newest, doubles, alpha=share_of_step)
 
-    def after_update(self) -> None:
-        """Move the running average by the update that has just ended."""
-        self._updates += 1
+    def after_step(self) -> None:
+        """Move the running average by the step that has just ended."""
+        self._steps += 1
         if self._buffers:
-            torch._foreach_mul_(self._part, 1.0 - self.newest_share)
-            torch._foreach_add_(self._part, self._newest, alpha=self.newest_share)
-            self.forget_update()
+            torch._foreach_mul_(self._part, 1.0 - self.momentum)
+            torch._foreach_add_(self._part, self._newest, alpha=self.momentum)
+            self.forget_step()
 
-    def forget_update(self) -> None:
-        """Drop what was collected since the last update."""
+    def forget_step(self) -> None:
+        """Drop what was collected since the last step."""
         if self._newest:
             torch._foreach_zero_(self._newest)
 
-    def forget_bad_update(self) -> None:
-        """Drop an update that was not finite, from the model's buffers too.
+    def forget_bad_step(self) -> None:
+        """Drop a step that was not finite, from the model's buffers too.
 
         torch computes `(1 - 1) * old + 1 * new` for the next ghost batch, and 0 times infinity would never go away.
         """
-        self.forget_update()
+        self.forget_step()
         if self._buffers:
             torch._foreach_zero_(self._buffers)
 
@@ -99,7 +99,7 @@ class GhostStatistics:
                 values = (values - parts[index - 1].square()).clamp_min(0.0)
             buffer.copy_(values.view_as(buffer))
         for counter in self._counters:
-            counter.fill_(self._updates)
+            counter.fill_(self._steps)
 
     def _added_up(self) -> Tensor:
         if not self._part:
@@ -115,17 +115,17 @@ class GhostStatistics:
         Parts are regrouped as `load` will group them, so that the run that goes on and the run that is resumed from
         the checkpoint add up the same numbers in the same order.
         """
-        state: dict[str, Tensor | int] = {"running": self._added_up(), "updates": self._updates}
+        state: dict[str, Tensor | int] = {"running": self._added_up(), "steps": self._steps}
         self.load(state)
         return state
 
     def load(self, state: dict[str, Tensor | int]) -> None:
         """Continue from `state`, on any number of workers: rank 0 takes the whole, the others start from nothing."""
-        flat, updates = state["running"], state["updates"]
+        flat, steps = state["running"], state["steps"]
         assert isinstance(flat, Tensor)
-        assert isinstance(updates, int)
+        assert isinstance(steps, int)
         first = not dist.is_initialized() or dist.get_rank() == 0
-        self._updates = updates
+        self._steps = steps
         for part, values in zip(self._part, flat.split([p.numel() for p in self._part]), strict=True):
             part.copy_(values.view_as(part) if first else torch.zeros_like(part))
 
@@ -162,7 +162,7 @@ def exact_statistics(
         for batch in batches:
             model(batch)
             statistics.after_ghost(share_of_all)
-        statistics.after_update()
+        statistics.after_step()
         statistics.publish()
     finally:
         for module, training in modes:

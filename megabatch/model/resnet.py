@@ -1,4 +1,4 @@
-"""ResNet-18/34/50/101/152 for large pictures, interchangeable with torchvision's by `state_dict`.
+"""ResNet-18/34/50/101/152 for large images, interchangeable with torchvision's by `state_dict`.
 
 He 2015 (arXiv 1512.03385), table 1, in the "v1.5" variant: the bottleneck's stride is in its 3x3 convolution
 instead of its first 1x1. Parameter and buffer names, shapes and their order are torchvision's, so weights go
@@ -139,9 +139,9 @@ class ResNet(nn.Module):
         self.fc = nn.Linear(512 * expansion, num_classes)
         initialise(self, zero_gamma)
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        """Logits (N, num_classes) of pictures (N, in_channels, height, width)."""
-        x = F.relu(self.bn1(self.conv1(pictures)), inplace=True)
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (N, num_classes) of images (N, in_channels, height, width)."""
+        x = F.relu(self.bn1(self.conv1(images)), inplace=True)
         x = F.max_pool2d(x, 3, stride=2, padding=1)
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         logits: Tensor = self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1))

@@ -1,8 +1,8 @@
-"""resnet20, resnet44 and resnet8 for pictures of about 28 to 32 px: a 3x3 stem and three stages of basic blocks.
+"""resnet20, resnet44 and resnet8 for images of about 28 to 32 px: a 3x3 stem and three stages of basic blocks.
 
 He 2015 (arXiv 1512.03385), section 4.2: the first stage has `width` channels; each of the two following
 stages doubles them and halves the resolution; then global average pool and linear classifier, so that any
-picture of 8 px or more fits. Names and initialisation are those of the networks for large pictures.
+image of 8 px or more fits. Names and initialisation are those of the networks for large images.
 
 Deviations: where the shape changes, the shortcut is a 1x1 projection with a norm (the paper's option B; its
 CIFAR networks pad with zeros, option A, and have 2,752 parameters less). `resnet8` is not in the paper.
@@ -40,9 +40,9 @@ class SmallResNet(nn.Module):
         self.fc = nn.Linear(4 * width, num_classes)
         initialise(self, zero_gamma)
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        """Logits (N, num_classes) of pictures (N, in_channels, height, width)."""
-        x = F.relu(self.bn1(self.conv1(pictures)), inplace=True)
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (N, num_classes) of images (N, in_channels, height, width)."""
+        x = F.relu(self.bn1(self.conv1(images)), inplace=True)
         x = self.layer3(self.layer2(self.layer1(x)))
         logits: Tensor = self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1))
         return logits
@@ -81,7 +81,7 @@ def resnet8(
 ) -> SmallResNet:
     """A network for laptops: one block per stage and a stem of stride 2, 0.08 M parameters.
 
-    The stride makes it 3.6 times as fast as a stem without one (measured once: 2,631 against 736 pictures per
+    The stride makes it 3.6 times as fast as a stem without one (measured once: 2,631 against 736 images per
     CPU-second, forward and backward, 28 px, one thread, ghost batch 64, channels-last).
     """
     return SmallResNet(

@@ -1,4 +1,4 @@
-"""The optimiser a recipe asks for, and the values it has at an epoch."""
+"""The optimizer a recipe asks for, and the values it has at an epoch."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["build_optimizer", "rates_at", "set_rates"]
 
 
 def build_optimizer(settings: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimiser with the values of epoch 0; batch-norm and biases in a group of their own."""
+    """The optimizer with the values of epoch 0; batch-norm and biases in a group of their own."""
     groups = parameter_groups(model, settings.decay_norm_and_bias)
     rates = rates_at(settings, 0.0)
-    lr, momentum = rates["learning_rate"], rates["momentum"]
+    lr, momentum = rates["lr"], rates["momentum"]
     optimizer: torch.optim.Optimizer
     if settings.name == "lars":
         optimizer = LARS(groups, lr, momentum, nesterov=settings.nesterov, **settings.lars.model_dump())
     elif settings.name == "rmsprop_warmup":
         options = settings.rmsprop_warmup.model_dump()
-        optimizer = RMSpropWarmup(groups, lr, momentum, rmsprop_rate=options.pop("rate"), **options)
+        optimizer = RMSpropWarmup(groups, lr, momentum, rmsprop_lr=options.pop("lr"), **options)
     else:
         optimizer = torch.optim.SGD(groups, lr, momentum, nesterov=settings.nesterov, foreach=True)
     set_rates(optimizer, settings, 0.0)
@@ -35,7 +35,7 @@ def build_optimizer(settings: OptimizerConfig, model: nn.Module) -> torch.optim.
 def rates_at(settings: OptimizerConfig, epoch: float) -> dict[str, float]:
     """The scheduled values at a fractional epoch."""
     return {
-        "learning_rate": value_at(settings.learning_rate, epoch) * settings.rate_factor,
+        "lr": value_at(settings.lr, epoch) * settings.lr_factor,
         "momentum": value_at(settings.momentum, epoch),
         "weight_decay": value_at(settings.weight_decay, epoch),
     }
@@ -50,15 +50,15 @@ def set_rates(
     noise: NoiseRule = "falls",
     past_epochs: float = 0.0,
 ) -> dict[str, float]:
-    """Give the optimiser the values scheduled for this epoch, and return them for the log.
+    """Give the optimizer the values scheduled for this epoch, and return them for the log.
 
     growth: the total batch over the one the schedules are made for; `noise` says what to do about it.
     past_epochs: training before epoch 0 of these schedules; a warm-up by RMSprop is not begun again in a branch.
     """
     rates = rates_at(settings, epoch)
-    rates["learning_rate"], rates["momentum"] = keep_noise(noise, rates["learning_rate"], rates["momentum"], growth)
+    rates["lr"], rates["momentum"] = keep_noise(noise, rates["lr"], rates["momentum"], growth)
     for group in optimizer.param_groups:
-        group["lr"] = rates["learning_rate"]
+        group["lr"] = rates["lr"]
         group["momentum"] = rates["momentum"]
         group["weight_decay"] = rates["weight_decay"] * group["decay_factor"]
     if isinstance(optimizer, RMSpropWarmup):

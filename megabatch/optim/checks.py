@@ -1,4 +1,4 @@
-"""What every optimiser here refuses: settings below zero, sparse gradients."""
+"""What every optimizer here refuses: settings below zero, sparse gradients."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def parameter_groups(
     """Two groups of trainable parameters: weights, then batch-norm and biases; an empty one is left out.
 
     Weights have `decay_factor` 1 and `lars` True, the others 0 and False. `megabatch.LARS` and
-    `megabatch.RMSpropWarmup` honour both marks. For an optimiser that does not know them, such as `torch.optim.SGD`,
+    `megabatch.RMSpropWarmup` honour both marks. For an optimizer that does not know them, such as `torch.optim.SGD`,
     give `weight_decay` here: every group then carries its own.
     """
     weights: list[nn.Parameter] = []
@@ -47,5 +47,5 @@ def parameter_groups(
 
 
 def decayed_group(group: dict[str, Any], weight_decay: float) -> dict[str, Any]:
-    """The group with a weight decay of its own: what it names, or the optimiser's times its `decay_factor`."""
+    """The group with a weight decay of its own: what it names, or the optimizer's times its `decay_factor`."""
     return {"weight_decay": weight_decay * group.get("decay_factor", 1.0), **group}

@@ -1,6 +1,6 @@
 """Momentum SGD on CPUs in one pass over memory, one parameter after the other while it is in the cache.
 
-On a CPU an optimiser's time is the time to move 3 to 5 numbers a weight through memory. Operations over whole lists of
+On a CPU an optimizer's time is the time to move 3 to 5 numbers a weight through memory. Operations over whole lists of
 tensors (`torch._foreach_*`, right for accelerators) move each of them several times, torch's fused SGD kernel once.
 That kernel cannot scale a gradient, so a scaled one is put into a small scratch buffer, block by block. Reading a norm
 on the host costs nothing here: there is no device to wait for.

@@ -5,7 +5,7 @@
     w = w - lr * v
 
 `share`, the share of SGD, goes from almost 0 to 1 within the first epochs (`megabatch.schedule.transition`), and
-rmsprop = (1 - share) * rmsprop_rate / lr: the RMSprop part moves at `rmsprop_rate` whatever `lr` is. No other warm-up
+rmsprop = (1 - share) * rmsprop_lr / lr: the RMSprop part moves at `rmsprop_lr` whatever `lr` is. No other warm-up
 is needed. v is the paper's Delta with the sign of torch's momentum buffer; it holds no rate, so a step of `lr` needs no
 momentum correction. Weight decay is added to the gradient first. Once share is 1 this is `torch.optim.SGD`.
 """
@@ -37,7 +37,7 @@ class RMSpropWarmup(torch.optim.Optimizer):
         weight_decay: added to the gradient as weight_decay * w, before it is squared.
         smoothing: mu2, the share of the past in the mean of squared gradients.
         eps: added to its root.
-        rmsprop_rate: the rate of the RMSprop part, eta_RMSprop.
+        rmsprop_lr: the rate of the RMSprop part, eta_RMSprop.
         center_epoch: where both parts have half, beta_center.
         period_epochs: how slowly one gives way to the other, beta_period.
         literal: the transition as printed, which overshoots to 1.5; see `megabatch.schedule.transition`.
@@ -56,14 +56,14 @@ class RMSpropWarmup(torch.optim.Optimizer):
         *,
         smoothing: float = 0.99,
         eps: float = 1e-8,
-        rmsprop_rate: float = 3e-4,
+        rmsprop_lr: float = 3e-4,
         center_epoch: float = 10.0,
         period_epochs: float = 5.0,
         literal: bool = False,
         whole_epochs: bool = False,
     ) -> None:
         name = "RMSpropWarmup"
-        check_not_negative(name, lr=lr, momentum=momentum, weight_decay=weight_decay, rmsprop_rate=rmsprop_rate)
+        check_not_negative(name, lr=lr, momentum=momentum, weight_decay=weight_decay, rmsprop_lr=rmsprop_lr)
         check_not_negative(name, center_epoch=center_epoch, smoothing=smoothing)
         if not 0 < eps < math.inf or not 0 < period_epochs < math.inf or smoothing >= 1:
             raise ConfigError(
@@ -76,7 +76,7 @@ class RMSpropWarmup(torch.optim.Optimizer):
             "weight_decay": weight_decay,
             "smoothing": smoothing,
             "eps": eps,
-            "rmsprop_rate": rmsprop_rate,
+            "rmsprop_lr": rmsprop_lr,
             "center_epoch": center_epoch,
             "period_epochs": period_epochs,
             "literal": literal,
@@ -142,7 +142,7 @@ class RMSpropWarmup(torch.optim.Optimizer):
             torch._foreach_addcmul_(squares, grads, grads, 1.0 - group["smoothing"])
             roots = torch._foreach_sqrt(squares)
             torch._foreach_add_(roots, group["eps"])
-            torch._foreach_addcdiv_(buffers, grads, roots, (1.0 - share) * group["rmsprop_rate"] / group["lr"])
+            torch._foreach_addcdiv_(buffers, grads, roots, (1.0 - share) * group["rmsprop_lr"] / group["lr"])
         torch._foreach_add_(params, buffers, alpha=-group["lr"])
 
     def _state(self, params: list[Tensor], name: str) -> list[Tensor]:

@@ -1,10 +1,10 @@
 """Step time of a family of systems, fitted to rows: Bayesian linear regression with stated priors.
 
 Published rows rarely determine the five parameters of a step (`step_fit`): two or three rows a family is usual. So
-each parameter has a prior, as a part of T, the time the accelerator needs for 256 pictures, a step in which all but
-the pictures is small:
+each parameter has a prior, as a part of T, the time the accelerator needs for 256 images, a step in which all but
+the images is small:
 
-    fixed 2.5 % +- 2.5 %      across 3 % +- 3 %      per_picture T / 256 +- 100 %
+    fixed 2.5 % +- 2.5 %      across 3 % +- 3 %      per_image T / 256 +- 100 %
     scatter * 256 * m(64) 3.5 % +- 3.5 %             jitter * m(64) 1 % +- 1 %
 
 and every row counts with 3 % of its step, the lack of fit of a straight line through differently tuned systems; with
@@ -32,10 +32,10 @@ from megabatch.plan.straggler import expected_maximum
 __all__ = ["PRIOR_PARTS", "fit_steps", "prior"]
 
 PRIOR_PARTS = {"fixed": 0.025, "across": 0.03, "scatter": 0.035, "jitter": 0.01}
-"""Of the time for 256 pictures; both the mean and the deviation."""
+"""Of the time for 256 images; both the mean and the deviation."""
 
 _EVALUATION_SECONDS = 0.5
-"""A pass over 50,000 pictures takes a tenth of that; the rest is changing from one program to the other and back."""
+"""A pass over 50,000 images takes a tenth of that; the rest is changing from one program to the other and back."""
 _REFERENCE_WORKERS = 64
 _REFERENCE_BATCH = 256
 
@@ -78,19 +78,19 @@ def fit_steps(rows: Sequence[Row], evidence: str = "same system") -> StepFit:
 
 
 def prior(rows: Sequence[Row], parts: Mapping[str, float] = PRIOR_PARTS) -> tuple[Array, Array]:
-    """Mean and deviation of every parameter before the rows are looked at, but for the time of a picture.
+    """Mean and deviation of every parameter before the rows are looked at, but for the time of an image.
 
     Rows inside one node say nothing about the network: then `across` is twice as uncertain.
     """
     largest = max(row.local_batch for row in rows)
-    per_picture = float(np.mean([row.step_seconds / row.local_batch for row in rows if row.local_batch == largest]))
-    whole = _REFERENCE_BATCH * per_picture
+    per_image = float(np.mean([row.step_seconds / row.local_batch for row in rows if row.local_batch == largest]))
+    whole = _REFERENCE_BATCH * per_image
     mean = np.array(
         [
             parts["fixed"] * whole,
-            per_picture,
+            per_image,
             parts["across"] * whole,
-            parts["scatter"] * per_picture / expected_maximum(_REFERENCE_WORKERS),
+            parts["scatter"] * per_image / expected_maximum(_REFERENCE_WORKERS),
             parts["jitter"] * whole / expected_maximum(_REFERENCE_WORKERS),
             _EVALUATION_SECONDS,
         ]

@@ -80,7 +80,7 @@ class Cluster:
     rack None: one full-rate fabric. calibration: measured costs of the axes of one grid, used instead of the links.
     A worker's step scatters by `straggler_deviation` of its compute and by `jitter_seconds` whatever it computes.
     straggler_ratios: measured step times over their median, which replace that law where there are any.
-    first_updates_seconds: time lost once, while caches fill and kernels are chosen. measured_here: the machine at hand.
+    first_steps_seconds: time lost once, while caches fill and kernels are chosen. measured_here: the machine at hand.
     measured_workers: how many computed at the same time when `compute` was measured; 0 when that is not told.
     """
 
@@ -102,7 +102,7 @@ class Cluster:
     straggler_ratios: tuple[float, ...] = ()
     loader_images_per_second: Quantity | None = None
     initialisation_seconds: Quantity = field(default=_NOT_TOLD)
-    first_updates_seconds: Quantity = field(default=_NOT_TOLD)
+    first_steps_seconds: Quantity = field(default=_NOT_TOLD)
     price_per_node_hour: Quantity | None = None
     currency: str = ""
     node_mtbf_seconds: Quantity | None = None
@@ -128,7 +128,7 @@ class Cluster:
             "loader rate": self.loader_images_per_second,
             "failures of nodes": self.node_mtbf_seconds,
             "initialisation time": self.initialisation_seconds,
-            "time lost in the first updates": self.first_updates_seconds,
+            "time lost in the first steps": self.first_steps_seconds,
             "price": self.price_per_node_hour,
         }
         return tuple(words for words, quantity in parts.items() if quantity in (None, _NOT_TOLD))
@@ -155,21 +155,21 @@ class Cluster:
             collectives=self.collectives,
         )
 
-    def check_holds(self, num_workers: int) -> None:
+    def check_holds(self, world_size: int) -> None:
         """Raise `ConfigError` when the workers do not fit."""
-        if num_workers < 1:
-            raise ConfigError(f"{num_workers} workers asked for; give at least 1")
-        if num_workers > self.max_workers:
+        if world_size < 1:
+            raise ConfigError(f"{world_size} workers asked for; give at least 1")
+        if world_size > self.max_workers:
             raise ConfigError(
-                f"{num_workers:,} workers asked for but cluster '{self.name}' holds {self.max_workers:,} "
+                f"{world_size:,} workers asked for but cluster '{self.name}' holds {self.max_workers:,} "
                 f"({self.num_nodes:,} nodes x {self.workers_per_node}); ask for fewer, or describe a larger cluster"
             )
 
-        if self.measured_here and num_workers > self.measured_workers > 0:
+        if self.measured_here and world_size > self.measured_workers > 0:
             raise ConfigError(
-                f"{num_workers:,} workers asked for, but the step times of this machine were measured with "
+                f"{world_size:,} workers asked for, but the step times of this machine were measured with "
                 f"{self.measured_workers:,} at a time, and more would share its cores; measure with `megabatch bench "
-                f"step RECIPE --workers {num_workers}`"
+                f"step RECIPE --workers {world_size}`"
             )
 
     def deviation(self, knob: str) -> float:
@@ -272,7 +272,7 @@ def cluster_of(file: ClusterFile) -> Cluster:
         straggler_ratios=file.list_of_numbers("straggler", "measured_ratios", RATIO),
         loader_images_per_second=file.find("loader", "images_per_second_per_node"),
         initialisation_seconds=file.find("start", "initialisation") or _NOT_TOLD,
-        first_updates_seconds=file.find("start", "first_updates") or _NOT_TOLD,
+        first_steps_seconds=file.find("start", "first_steps") or _NOT_TOLD,
         price_per_node_hour=file.find("price", "per_node_hour"),
         currency=file.text("price", "currency"),
         node_mtbf_seconds=file.find("failures", "node_mtbf"),

@@ -53,7 +53,7 @@ _NUMBERS: Mapping[str, Mapping[str, _Number]] = {
     "software": {"latency": _LATENCY},
     "straggler": {"relative_deviation": _Number(edge.SCATTER), "deviation": _LATENCY},
     "loader": {"images_per_second_per_node": _Number(Span(1e-3, 1e12))},
-    "start": {"initialisation": _DURATION, "first_updates": _DURATION},
+    "start": {"initialisation": _DURATION, "first_steps": _DURATION},
     "price": {"per_node_hour": _Number(edge.PRICE)},
     "failures": {
         "node_mtbf": _Number(edge.MTBF, _TIMES),

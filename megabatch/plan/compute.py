@@ -1,8 +1,8 @@
 """Seconds that one worker computes for a local batch, from a measured table; extrapolated only with a warning.
 
 Between the batches of the table the time is interpolated linearly. Outside, the line through the two nearest points
-goes on, but never below the share of pictures: a smaller batch cannot make a single picture faster than the best
-one measured. From a lone point the fixed part of a step (kernel launches, optimiser) is taken as 2 % of it.
+goes on, but never below the share of images: a smaller batch cannot make a single image faster than the best
+one measured. From a lone point the fixed part of a step (kernel launches, optimizer) is taken as 2 % of it.
 
 `deviation` is the relative standard deviation of the answer: what the certainty of the table gives, and 4 % more
 for every doubling outside of it. The largest error in predicting published systems was compute at small local
@@ -38,9 +38,9 @@ _PER_DOUBLING = 0.04
 class ComputeTable:
     """Step time of one worker without communication, by local batch, for one network.
 
-    points: (pictures, seconds), batches rising. backward_share: part of the step that is the backward pass.
+    points: (images, seconds), batches rising. backward_share: part of the step that is the backward pass.
     noise: relative standard error of the points, where they were measured with their scatter.
-    image_size: pixels a side of the pictures; 0 when it is not told.
+    image_size: pixels a side of the images; 0 when it is not told.
     """
 
     model: str
@@ -67,14 +67,14 @@ class ComputeTable:
         return dataclasses.replace(self, points=points)
 
     def seconds(self, local_batch: float) -> float:
-        """Seconds of one step with `local_batch` pictures."""
+        """Seconds of one step with `local_batch` images."""
         low, high = self._bracket(local_batch)
         (b0, t0), (b1, t1) = low, high
         line = t0 + (t1 - t0) * (local_batch - b0) / (b1 - b0)
         if self.batches[0] <= local_batch <= self.batches[1]:
             return line
-        least_per_picture = min(seconds / batch for batch, seconds in self.points)
-        return max(line, (1 - FIXED_SHARE) * least_per_picture * local_batch)
+        least_per_image = min(seconds / batch for batch, seconds in self.points)
+        return max(line, (1 - FIXED_SHARE) * least_per_image * local_batch)
 
     def doublings_outside(self, local_batch: float) -> float:
         """How far outside the table, in powers of two; 0 inside."""
@@ -130,7 +130,7 @@ def read_compute(table: Any, source: str) -> ComputeTable:
         if not re.fullmatch("[0-9]{1,10}", batch_text, re.ASCII) or BATCH.why_not(int(batch_text)):
             raise ConfigError(
                 f"local batch {shown(batch_text)} in [compute] of {source} is not a whole number above 0, at most "
-                f"{BATCH.most:g}; write pictures in quotes"
+                f"{BATCH.most:g}; write images in quotes"
             )
         step = read_quantity(entry, f"step time of local batch {batch_text} in {source}", STEP, 1e-3, usual)
         points.append((float(batch_text), step.value))
@@ -149,12 +149,12 @@ def read_compute(table: Any, source: str) -> ComputeTable:
 
 
 def check_points(points: Sequence[tuple[float, float]], source: str, tolerance: float = 0.0) -> None:
-    """Refuse step times that cannot be: a batch twice, or more pictures in less time by more than `tolerance` of it."""
+    """Refuse step times that cannot be: a batch twice, or more images in less time by more than `tolerance` of it."""
     for (b0, t0), (b1, t1) in pairwise(sorted(points)):
         if b1 == b0:
             raise ConfigError(f"step times of {source} hold local batch {b0:g} twice; keep one of the two")
         if t1 < t0 * (1 - tolerance):
             raise ConfigError(
-                f"step times of {source} contradict each other: {b1:g} pictures in {1e3 * t1:g} ms, "
+                f"step times of {source} contradict each other: {b1:g} images in {1e3 * t1:g} ms, "
                 f"but {b0:g} in {1e3 * t0:g} ms; measure again"
             )

@@ -2,7 +2,7 @@
 
     E(B) = E0 (1 + B / Bc)
 
-A batch of Bc needs twice the pictures of a small one (McCandlish 2018, arXiv 1812.06162, section 2; same form). The
+A batch of Bc needs twice the images of a small one (McCandlish 2018, arXiv 1812.06162, section 2; same form). The
 shipped points are the reference convergence points of MLPerf Training 4.0 for ResNet-50, 75.9 % top-1
 (github.com/mlcommons/logging, `mlperf_logging/rcp_checker/training_4.0.0/rcps_resnet.json`): ten settings of
 several submitters, so the scatter around the law is the scatter of recipes. A user's own study replaces them.
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from megabatch.errors import DataError
-from megabatch.plan.edge import BATCH_TOTAL, EPOCHS, Span, shown
+from megabatch.plan.edge import EPOCHS, GLOBAL_BATCH_SIZE, Span, shown
 from megabatch.schedule.batch import BatchStages
 
 __all__ = ["ConvergenceLaw", "Epochs", "fit_law", "mlperf_law", "read_study"]
@@ -39,7 +39,7 @@ _LEAST_RANGE = 1.1
 """How much larger the largest total batch must be than the smallest."""
 _POINTS = Path(__file__).parent / "data" / "convergence.csv"
 _EPOCH_KEYS = ("epochs_to_target", "epochs_mean", "epochs", "epoch")
-_BATCH_KEYS = ("batch_total", "batch_total_last", "train.batch_total", "gbs")
+_BATCH_KEYS = ("global_batch_size", "global_batch_size_last", "train.global_batch_size", "gbs")
 _TOP1_KEYS = ("top1", "percent", "val_top1", "best_top1")
 _TOP1 = Span(0.0, 100.0)
 
@@ -72,17 +72,19 @@ class ConvergenceLaw:
     source: str
     num_points: int
 
-    def at(self, batch_total: float) -> Epochs:
+    def at(self, global_batch_size: float) -> Epochs:
         """Epochs at one total batch; the deviation holds the fit, the scatter of recipes, and extrapolation."""
         slope = self.floor_epochs / self.critical_batch if math.isfinite(self.critical_batch) else 0.0
-        epochs = self.floor_epochs + slope * batch_total
-        row = np.array([1.0, batch_total])
+        epochs = self.floor_epochs + slope * global_batch_size
+        row = np.array([1.0, global_batch_size])
         fit = math.sqrt(max(0.0, float(row @ np.array(self.covariance) @ row))) / epochs
-        outside = max(0.0, math.log2(batch_total / self.batches[1]), math.log2(self.batches[0] / batch_total) / 4)
+        outside = max(
+            0.0, math.log2(global_batch_size / self.batches[1]), math.log2(self.batches[0] / global_batch_size) / 4
+        )
         warnings = []
-        if batch_total > self.batches[1]:
+        if global_batch_size > self.batches[1]:
             warnings.append(
-                f"total batch {batch_total:,.0f} is beyond the largest with known convergence "
+                f"total batch {global_batch_size:,.0f} is beyond the largest with known convergence "
                 f"({self.batches[1]:,.0f}): whether the target is reached at all is not known"
             )
         return Epochs(epochs, math.hypot(fit, self.scatter, 0.10 * outside), tuple(warnings))
@@ -91,8 +93,10 @@ class ConvergenceLaw:
         """Epochs of a run whose batch changes: each stage contributes its epochs / E(batch) to a whole of 1."""
         done, end = 0.0, math.inf
         deviations, warnings = [], []
-        for index, (start, batch_total) in enumerate(zip(stages.from_epochs, stages.batch_totals, strict=True)):
-            here = self.at(batch_total)
+        for index, (start, global_batch_size) in enumerate(
+            zip(stages.from_epochs, stages.global_batch_sizes, strict=True)
+        ):
+            here = self.at(global_batch_size)
             next_start = stages.from_epochs[index + 1] if index + 1 < len(stages.from_epochs) else math.inf
             deviations.append(here.deviation)
             warnings += [text for text in here.warnings if text not in warnings]
@@ -110,17 +114,17 @@ class ConvergenceLaw:
         parts = [start / epochs for start in stages.from_epochs]
         lengths = [end - start for start, end in zip(parts, [*parts[1:], 1.0], strict=True)]
         whole = 1 / sum(
-            length / self.at(batch_total).epochs
-            for length, batch_total in zip(lengths, stages.batch_totals, strict=True)
+            length / self.at(global_batch_size).epochs
+            for length, global_batch_size in zip(lengths, stages.global_batch_sizes, strict=True)
             if length > 0
         )
-        return BatchStages(tuple(round(part * whole, 3) for part in parts), stages.batch_totals)
+        return BatchStages(tuple(round(part * whole, 3) for part in parts), stages.global_batch_sizes)
 
 
 def mlperf_law() -> ConvergenceLaw:
     """The law of the shipped points."""
     with open(_POINTS, encoding="utf-8", newline="") as file:
-        points = [(float(row["batch_total"]), float(row["epochs_mean"])) for row in csv.DictReader(file)]
+        points = [(float(row["global_batch_size"]), float(row["epochs_mean"])) for row in csv.DictReader(file)]
     return fit_law(points, MLPERF_TARGET, "MLPerf Training 4.0 reference convergence points")
 
 
@@ -132,7 +136,7 @@ def fit_law(points: Sequence[tuple[float, float]], target: float, source: str) -
             do otherwise than the law can.
     """
     for pair in points:
-        if BATCH_TOTAL.why_not(pair[0]) or EPOCHS.why_not(pair[1]):
+        if GLOBAL_BATCH_SIZE.why_not(pair[0]) or EPOCHS.why_not(pair[1]):
             raise DataError(f"{source} has a point of total batch {pair[0]:g} and {pair[1]:g} epochs; remove it")
     batches = np.array([batch for batch, _ in points])
     logs = np.log([epochs for _, epochs in points])
@@ -200,8 +204,8 @@ def _refuse_fall(batches: Array, logs: Array, source: str) -> None:
 def read_study(path: str | Path, target: float | None) -> ConvergenceLaw:
     """The law of a study's CSV, such as the `runs.csv` of `megabatch study`: the first column found of each kind.
 
-    batch: batch_total, batch_total_last, train.batch_total or gbs. epochs: epochs_to_target, epochs_mean, epochs or
-    epoch. accuracy, optional: top1, percent, val_top1 or best_top1.
+    batch: global_batch_size, global_batch_size_last, train.global_batch_size or gbs. epochs: epochs_to_target,
+    epochs_mean, epochs or epoch. accuracy, optional: top1, percent, val_top1 or best_top1.
 
     Rows whose accuracy (a fraction, or per cent when above 1) is below the target did not arrive and are left out, as
     are those without `epochs_to_target`. Without a target the epochs count as they stand.
@@ -219,7 +223,7 @@ def read_study(path: str | Path, target: float | None) -> ConvergenceLaw:
     batch_key, epoch_key, top1_key = (_first(columns, keys) for keys in (_BATCH_KEYS, _EPOCH_KEYS, _TOP1_KEYS))
     if not batch_key or not epoch_key:
         raise DataError(
-            f"study '{path}' has columns {', '.join(columns) or 'none'}; it needs batch_total and epochs "
+            f"study '{path}' has columns {', '.join(columns) or 'none'}; it needs global_batch_size and epochs "
             "(and top1 when there is a target)"
         )
     points = []
@@ -227,7 +231,7 @@ def read_study(path: str | Path, target: float | None) -> ConvergenceLaw:
         where = f"study '{path}', line {line}"
         if epoch_key == "epochs_to_target" and not row[epoch_key]:
             continue
-        point = _cell(row, batch_key, BATCH_TOTAL, where), _cell(row, epoch_key, EPOCHS, where)
+        point = _cell(row, batch_key, GLOBAL_BATCH_SIZE, where), _cell(row, epoch_key, EPOCHS, where)
         top1 = _cell(row, top1_key, _TOP1, where) if top1_key and row[top1_key] else None
         reached = top1 is None or target is None or (top1 / 100 if top1 > 1 else top1) >= target
         if reached or epoch_key == "epochs_to_target":

@@ -128,7 +128,7 @@ def price_curve(network: Network, algorithm: str, shape: GridShape, chain_segmen
         # Lanes share the links: no class can be done before it has carried the bytes of all lanes.
         lanes += [Line(0.0, _only(index, seconds)) for index, seconds in enumerate(busy)]
     if algorithm == "backend" and network.collectives == "tree" and phase_list:
-        return Curve((*lanes, _tree(network, shape.num_ranks)), choice=True)
+        return Curve((*lanes, _tree(network, shape.world_size)), choice=True)
     return Curve(tuple(lanes) if phase_list else ())
 
 
@@ -145,11 +145,11 @@ def hop(network: Network, flows: Flows) -> Hop:
     return Hop(latency, (flows.port / network.worker_rate, nic, rack))
 
 
-def price_swaps(network: Network, num_ranks: int, steps: Iterable[Step]) -> Line:
+def price_swaps(network: Network, world_size: int, steps: Iterable[Step]) -> Line:
     """Steps in which ranks swap with a partner at the step's own distance: as `halving_doubling` does, in any order."""
     total = Line(0.0, (0.0, 0.0, 0.0))
     for step in steps:
-        flows = count_swap_flows(num_ranks, step.distance, network.workers_per_node, network.nodes_per_rack)
+        flows = count_swap_flows(world_size, step.distance, network.workers_per_node, network.nodes_per_rack)
         cost = hop(network, flows)
         per_byte = step.count * float(step.share) * max(cost.seconds_per_byte)
         total = total.plus(Line(step.count * cost.latency_seconds, _only(cost.binding, per_byte)))
@@ -161,12 +161,12 @@ def _price_phase(
 ) -> tuple[Line, tuple[float, ...]]:
     """The line of a phase, and the seconds per byte of the message that each class of link is busy with it."""
     if phase.pattern == "halving":
-        swaps = price_swaps(network, shape.num_ranks, phase.steps())
+        swaps = price_swaps(network, shape.world_size, phase.steps())
         return swaps, swaps.per_byte
     stride = 1 if phase.axis == WORLD else math.prod(shape.sizes[phase.axis + 1 :])
     if phase.pattern == "chain":
-        return _price_chain(network, phase, shape.num_ranks, stride, chain_segments)
-    layout = (shape.num_ranks, stride, phase.size, network.workers_per_node, network.nodes_per_rack)
+        return _price_chain(network, phase, shape.world_size, stride, chain_segments)
+    layout = (shape.world_size, stride, phase.size, network.workers_per_node, network.nodes_per_rack)
     if phase.pattern == "direct":
         cost = hop(network, count_peer_flows(*layout))
         rate, overhead = (phase.size - 1) / max(cost.seconds_per_byte), network.software_latency
@@ -182,14 +182,14 @@ def _price_phase(
 
 
 def _price_chain(
-    network: Network, phase: Phase, num_ranks: int, stride: int, segments: int
+    network: Network, phase: Phase, world_size: int, stride: int, segments: int
 ) -> tuple[Line, tuple[float, ...]]:
     """Segments move on hop by hop: each hop once, and its slowest once more for every further segment.
 
     So hops that leave the node, if there are any, are one chain of all segments, and those inside it one of a single
     segment.
     """
-    layout = (num_ranks, stride, phase.size, network.workers_per_node)
+    layout = (world_size, stride, phase.size, network.workers_per_node)
     slow = count_crossings(*layout)
     flows = count_ring_flows(*layout, network.nodes_per_rack, leaders=phase.leaders, closed=False)
     total = Line(0.0, (0.0, 0.0, 0.0))
@@ -213,9 +213,9 @@ def _line(phase: Phase, axis: GridShape, link: tuple[LinkCost, ...], binding: in
     return Line(low - per_byte * _SIZES[0], _only(binding, per_byte))
 
 
-def _tree(network: Network, num_ranks: int) -> Line:
-    per_node = min(network.workers_per_node, num_ranks)
-    nodes = -(-num_ranks // per_node)
+def _tree(network: Network, world_size: int) -> Line:
+    per_node = min(network.workers_per_node, world_size)
+    nodes = -(-world_size // per_node)
     racks = -(-nodes // network.nodes_per_rack) if network.nodes_per_rack else 1
     inside = hop(network, Flows(1, 0, 0))
     across = hop(network, Flows(1, 1 if nodes > 1 else 0, 1 if racks > 1 else 0))

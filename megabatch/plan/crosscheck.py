@@ -77,7 +77,7 @@ def check_plan(cluster: Cluster, workload: Workload, candidate: Candidate) -> Cr
         if free:
             own = simulate_all_reduce(network, algorithm, grid, num_bytes)
         else:
-            own = lock_step_seconds(network, one.lanes[0], grid.num_ranks, num_bytes)
+            own = lock_step_seconds(network, one.lanes[0], grid.world_size, num_bytes)
         closed = price_all_reduce(cluster, algorithm, grid, num_bytes).seconds
         found.append(CheckedBucket(num_bytes, count, "free" if free else "in step", closed, own, seconds))
     return Crosscheck(tuple(found), answer.version)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from megabatch.errors import ConfigError
 
 __all__ = [
-    *("BATCH", "BATCH_TOTAL", "CENTURY_SECONDS", "CHECKPOINT", "COUNT", "DURATION", "EPOCHS", "LATENCY", "MTBF"),
+    *("BATCH", "GLOBAL_BATCH_SIZE", "CENTURY_SECONDS", "CHECKPOINT", "COUNT", "DURATION", "EPOCHS", "LATENCY", "MTBF"),
     *("OVERSUBSCRIPTION", "PRICE", "RATE", "RATIO", "SCATTER", "SHARE", "STEP", "Span", "is_plain", "plain_text"),
     "shown",
 ]
@@ -53,13 +53,13 @@ LATENCY = Span(1e-12, 3600.0, or_zero=True)
 DURATION = Span(1e-9, CENTURY_SECONDS, or_zero=True)
 CHECKPOINT = Span(1e-3, CENTURY_SECONDS, hint="; leave it out to count 20 s")
 MTBF = Span(1.0, 1e4 * CENTURY_SECONDS)
-"""Seconds between failures of a node: data sheets promise more than a century."""
+"""Seconds between failures of a node: data sheets reference more than a century."""
 STEP = Span(1e-9, 1e6)
 """Seconds of one step."""
 COUNT = Span(1, 1e9, whole=True)
 BATCH = Span(1, 1e9)
-"""Pictures of one worker; a mean need not be whole."""
-BATCH_TOTAL = Span(1, 1e12)
+"""Images of one worker; a mean need not be whole."""
+GLOBAL_BATCH_SIZE = Span(1, 1e12)
 EPOCHS = Span(1e-6, 1e6)
 SHARE = Span(1e-3, 1.0)
 SCATTER = Span(1e-9, 10.0)

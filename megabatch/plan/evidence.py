@@ -131,7 +131,7 @@ def _with_rows(found: Evidence, path: Path, family: str, stack: str) -> Evidence
     every, remarks = read_rows(path)
     rows = pick_rows(every, cluster.accelerator, family, stack)
     refuse_contradicting(rows, path)
-    per_node = sorted({-(-row.num_workers // row.num_nodes) for row in rows if _in_other_nodes(row, cluster)})
+    per_node = sorted({-(-row.world_size // row.num_nodes) for row in rows if _in_other_nodes(row, cluster)})
     other_boards = sorted({row.accelerator for row in rows if _on_other_boards(row, cluster)})
     fit = fit_steps(rows, "same stack" if per_node or other_boards else "same system")
     line = f"{path.name}: {_count(len(rows), 'row')} of {rows[0].family}, {' '.join(rows[0].stack.split())}"
@@ -147,8 +147,8 @@ def _with_rows(found: Evidence, path: Path, family: str, stack: str) -> Evidence
 def _in_other_nodes(row: Row, cluster: Cluster) -> bool:
     """Whether nodes hold other numbers of workers than the cluster's; a node that was used in part may be alike."""
     if row.num_nodes > 1:
-        return row.num_workers != row.num_nodes * cluster.workers_per_node
-    return row.num_workers > cluster.workers_per_node
+        return row.world_size != row.num_nodes * cluster.workers_per_node
+    return row.world_size > cluster.workers_per_node
 
 
 def _on_other_boards(row: Row, cluster: Cluster) -> bool:
@@ -182,7 +182,7 @@ def _with_step_times(found: Evidence, path: Path, content: dict[str, Any]) -> Ev
         found.cluster, compute=times.table, straggler_deviation=scatter, measured_workers=times.workers
     )
     batches = ", ".join(str(row.local_batch) for row in times.rows)
-    line = f"{path.name}: step times of {times.model} at {batches} pictures "
+    line = f"{path.name}: step times of {times.model} at {batches} images "
     line += f"({times.device}, {_count(times.threads, 'thread')})"
     return dataclasses.replace(found, cluster=cluster, layers=times.layers, sources=(*found.sources, line))
 
@@ -203,20 +203,20 @@ def _with_links(found: Evidence, path: Path, text: str) -> Evidence:
 
 
 def _with_run(found: Evidence, folder: Path) -> Evidence:
-    """The compute time of a run, per ghost batch: the median over its updates after the first few."""
+    """The compute time of a run, per ghost batch: the median over its steps after the first few."""
     times = read_run_times(folder)
     _refuse_other_device(times.device, found.cluster, f"run '{folder}'")
     table = ComputeTable(
         times.model,
-        ((float(times.ghost_batch), times.seconds),),
+        ((float(times.ghost_batch_size), times.seconds),),
         "measured",
         f"run '{folder.name}'",
         times.backward_share or found.cluster.compute.backward_share,
         times.noise,
         times.image_size,
     )
-    line = f"run {folder.resolve().name}: step time of {times.model} at {times.ghost_batch} pictures, "
-    line += f"n = {times.num_updates:,} ({times.device or 'device not told'}, {_count(times.workers, 'worker')})"
+    line = f"run {folder.resolve().name}: step time of {times.model} at {times.ghost_batch_size} images, "
+    line += f"n = {times.num_steps:,} ({times.device or 'device not told'}, {_count(times.workers, 'worker')})"
     cluster = dataclasses.replace(found.cluster, compute=table, measured_workers=times.workers)
     layers = times.layers or found.layers
     return dataclasses.replace(found, cluster=cluster, layers=layers, sources=(*found.sources, line))

@@ -1,4 +1,4 @@
-"""The plan as a picture: training time against cost, the front, the choice with its 80 % interval; and the parts
+"""The plan as an image: training time against cost, the front, the choice with its 80 % interval; and the parts
 of it.
 
 Writes .svg, .png and the .csv behind them. matplotlib is imported here only, with its file-writing backend.
@@ -110,9 +110,9 @@ def draw_plan(result: PlanResult, cluster: Cluster, workload: Workload, path: Pa
             if any(heights):
                 right.bar(labels, heights, bottom=bottom, color=colour, label=part, width=0.7)
                 bottom = [below + height for below, height in zip(bottom, heights, strict=True)]
-        right.set(ylabel="per cent of an update", ylim=(0, 100), xlabel="workers, time of an update")
+        right.set(ylabel="per cent of a step", ylim=(0, 100), xlabel="workers, time of a step")
         cut = f", {len(shown)} largest" if len(shown) < len(front) else ""
-        right.set_title(f"parts of an update, along the front{cut}", loc="left", pad=22)
+        right.set_title(f"parts of a step, along the front{cut}", loc="left", pad=22)
         right.tick_params(axis="x", labelsize=7)
         right.legend(fontsize=7, frameon=False, ncols=4, loc="lower left", bbox_to_anchor=(-0.02, 1.0), borderpad=0)
         figure.tight_layout()

@@ -25,17 +25,17 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 
 @dataclass(frozen=True)
 class Links:
-    """All links of a world of `num_ranks`, numbered; `path` says which ones a transfer crosses, and its latency."""
+    """All links of a world of `world_size`, numbered; `path` says which ones a transfer crosses, and its latency."""
 
     network: Network
-    num_ranks: int
+    world_size: int
 
     @property
     def capacities(self) -> Array:
         """Bytes per second of every link: ports out and in, NICs out and in, uplinks out and in."""
-        nodes, racks = self._node(self.num_ranks - 1) + 1, self._rack(self.num_ranks - 1) + 1
+        nodes, racks = self._node(self.world_size - 1) + 1, self._rack(self.world_size - 1) + 1
         net = self.network
-        sides = [(self.num_ranks, net.worker_rate), (nodes, net.nic_rate), (racks, net.rack_rate)]
+        sides = [(self.world_size, net.worker_rate), (nodes, net.nic_rate), (racks, net.rack_rate)]
         return np.concatenate([np.full(2 * count, rate) for count, rate in sides])
 
     def path(self, source: int, target: int) -> tuple[tuple[int, ...], float]:
@@ -45,11 +45,11 @@ class Links:
         latency = net.software_latency + 2 * net.worker_latency
         one, other = self._node(source), self._node(target)
         if one != other:
-            first = 2 * self.num_ranks
+            first = 2 * self.world_size
             links += [first + 2 * one, first + 2 * other + 1]
             latency += 2 * net.nic_latency
             if self._rack(source) != self._rack(target):
-                first += 2 * (self._node(self.num_ranks - 1) + 1)
+                first += 2 * (self._node(self.world_size - 1) + 1)
                 links += [first + 2 * self._rack(source), first + 2 * self._rack(target) + 1]
                 latency += 2 * net.rack_latency
         return tuple(links), latency

@@ -1,6 +1,6 @@
 """What binds a plan: the same model is asked what would be saved if one thing were twice as good.
 
-Whatever would save most is what binds. That is not always the largest part of an update: compute may take most of it
+Whatever would save most is what binds. That is not always the largest part of a step: compute may take most of it
 and yet, made faster, only uncover communication that it hides.
 """
 
@@ -61,11 +61,13 @@ def what_would_help(
         binding, what = _WORDS[knob]
         found.append(Help(what, 1 - then / now, binding))
     if law is not None:
-        doubled = BatchStages(workload.stages.from_epochs, tuple(2 * total for total in workload.stages.batch_totals))
+        doubled = BatchStages(
+            workload.stages.from_epochs, tuple(2 * total for total in workload.stages.global_batch_sizes)
+        )
         then = expected_seconds(cluster, workload.with_batch(doubled), chosen.candidate, law, fit)
         found.append(Help("twice the total batch", 1 - then / now, "total batch"))
         spared = 1 - law.floor_epochs / chosen.epochs.middle
-        part = chosen.time_parts["updates"] / now
+        part = chosen.time_parts["steps"] / now
         found.append(Help("as few epochs as a small batch needs", spared * part, "convergence at this batch"))
     found.append(Help("half the initialisation", 0.5 * chosen.time_parts[INITIALISATION] / now, INITIALISATION))
     return sorted(found, key=lambda one: -one.gain)

@@ -30,7 +30,7 @@ __all__ = ["PlannedRun", "follow", "plan_as_data", "prediction_as_data", "read_p
 
 FORMAT = 1
 _MOST_LOCAL_WORKERS = 64
-_BATCH = "train.batch_total"
+_BATCH = "train.global_batch_size"
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def plan_as_data(
         "comm.bucket_mb": bucket if math.isfinite(bucket) else workload.bucket_mb_of_all,
         _BATCH: int(stages_text) if stages_text.isdigit() else stages_text,
         "train.epochs": assumed,
-        "train.ghost_batch": chosen.ghost_batch,
+        "train.ghost_batch_size": chosen.ghost_batch_size,
     }
     return {
         "megabatch_plan": FORMAT,
@@ -110,7 +110,7 @@ def prediction_as_data(one: Prediction) -> dict[str, Any]:
         "bucket_mb": bucket if math.isfinite(bucket) else "all",
         "batch": one.batch,
         "local_batch": one.local_batch,
-        "ghost_batch": one.ghost_batch,
+        "ghost_batch_size": one.ghost_batch_size,
         "step_seconds": _interval(one.step),
         "step_parts_seconds": dict(one.step_parts),
         "compute_seconds": _part(one, "compute"),
@@ -120,7 +120,7 @@ def prediction_as_data(one: Prediction) -> dict[str, Any]:
         "images_per_second": _interval(one.images_per_second),
         "efficiency": one.efficiency,
         "epochs": _interval(one.epochs),
-        "updates": one.updates,
+        "steps": one.steps,
         "time_parts_seconds": dict(one.time_parts),
         "training_seconds": _interval(one.training),
         "total_seconds": _interval(one.total),
@@ -224,7 +224,9 @@ def _over_other_epochs(planned: PlannedRun, epochs: float) -> PlannedRun:
             factor = epochs / float(last["train.epochs"])
             stages = parse_stages(text)
             starts = [start * factor for start in stages.from_epochs]
-            text = " ".join(f"{start!r}:{total}" for start, total in zip(starts, stages.batch_totals, strict=True))
+            text = " ".join(
+                f"{start!r}:{total}" for start, total in zip(starts, stages.global_batch_sizes, strict=True)
+            )
         kept.append(f"{_BATCH}={json.dumps(text)}")
     return dataclasses.replace(planned, overrides=tuple(kept), epochs=epochs)
 
@@ -240,7 +242,7 @@ def _interval(value: Interval) -> dict[str, float]:
 
 
 def _part(one: Prediction, *names: str) -> dict[str, float]:
-    """Parts of an update, as uncertain as the whole of it."""
+    """Parts of a step, as uncertain as the whole of it."""
     seconds = sum(one.step_parts[name] for name in names)
     return _interval(one.step.times(seconds / one.step.middle))
 

@@ -31,7 +31,7 @@ _NO_GAIN = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What the user wants; seconds count from the first update on unless the bill is asked for.
+    """What the user wants; seconds count from the first step on unless the bill is asked for.
 
     kind: "time" or "cost". deadline_seconds: the cheapest that is done by then. budget: the fastest that costs no more.
     """
@@ -160,7 +160,7 @@ def worker_counts(cluster: Cluster, text: str | None) -> list[int]:
     """
     if text is None:
         if cluster.calibration is not None:
-            return [cluster.calibration.shape.num_ranks]
+            return [cluster.calibration.shape.world_size]
         if cluster.measured_here:
             return _doubling(1, cluster.measured_workers or os.cpu_count() or 1)
         return _doubling(cluster.workers_per_node, int(min(cluster.max_workers, _LARGEST_SEARCH)))

@@ -1,7 +1,7 @@
-"""Time and cost of a whole training: initialisation, first updates, updates, evaluations, checkpoints and
+"""Time and cost of a whole training: initialisation, first steps, steps, evaluations, checkpoints and
 failures.
 
-    time = initialisation + first updates + sum over stages (updates x update) + evaluations + checkpoints and failures
+    time = initialisation + first steps + sum over stages (steps x step) + evaluations + checkpoints and failures
 
 Initialisation is shown apart: it lies before the clock of the papers and of MLPerf, and inside the bill.
 Checkpoints come at Young's and Daly's interval, sqrt(2 C M) - C for a checkpoint of C seconds and a mean time of M
@@ -28,12 +28,12 @@ _OTHER_TIMES = 0.5
 """Relative deviation of evaluations and failures."""
 _YEAR_SECONDS = 365.25 * 86400
 _LONGEST_SECONDS = 100 * _YEAR_SECONDS
-_FEWEST_UPDATES = 3
+_FEWEST_STEPS = 3
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a candidate would take. `step` is of the stage with most updates; intervals hold 80 %.
+    """What a candidate would take. `step` is of the stage with most steps; intervals hold 80 %.
 
     time_parts: seconds by part, summing to `total.middle`. cost is None when the cluster has no price.
     warnings: what makes the intervals wide. notes: what else to know.
@@ -45,11 +45,11 @@ class Prediction:
     step_parts: Mapping[str, float]
     communication_seconds: float
     local_batch: float
-    ghost_batch: int
+    ghost_batch_size: int
     images_per_second: Interval
     efficiency: float
     epochs: Interval
-    updates: int
+    steps: int
     time_parts: Mapping[str, float]
     training: Interval
     total: Interval
@@ -91,11 +91,11 @@ def predict(
     parts = _time_parts(cluster, workload, candidate, epochs.epochs, counts, steps)
     in_clock = sum(seconds for name, seconds in parts.items() if name != "initialisation")
     # Stages are wrong together, if they are: their deviations add as they are, not in squares.
-    of_updates = sum(number * steps[batch].seconds * deviations[batch] for batch, number in counts) / parts["updates"]
+    of_steps = sum(number * steps[batch].seconds * deviations[batch] for batch, number in counts) / parts["steps"]
     of_failures = cluster.node_mtbf_seconds.relative_deviation if cluster.node_mtbf_seconds else 0.0
     clock_deviation = combine(
-        parts["updates"] / in_clock * combine(of_updates, epochs.deviation),
-        parts["first updates"] / in_clock * cluster.first_updates_seconds.relative_deviation,
+        parts["steps"] / in_clock * combine(of_steps, epochs.deviation),
+        parts["first steps"] / in_clock * cluster.first_steps_seconds.relative_deviation,
         parts["evaluation"] / in_clock * _OTHER_TIMES,
         parts["failures"] / in_clock * combine(_OTHER_TIMES, of_failures),
     )
@@ -123,11 +123,11 @@ def predict(
         step_parts=step.parts,
         communication_seconds=step.communication_seconds,
         local_batch=step.local_batch,
-        ghost_batch=step.ghost_batch,
+        ghost_batch_size=step.ghost_batch_size,
         images_per_second=Interval(main_batch / one_step.middle, main_batch / one_step.high, main_batch / one_step.low),
         efficiency=step.efficiency,
         epochs=interval(epochs.epochs, epochs.deviation),
-        updates=sum(number for _, number in counts),
+        steps=sum(number for _, number in counts),
         time_parts=parts,
         training=interval(in_clock, clock_deviation),
         total=total,
@@ -172,16 +172,16 @@ def failure_seconds(cluster: Cluster, num_nodes: int, run_seconds: float) -> flo
 
 
 def _counts(workload: Workload, epochs: float) -> list[tuple[int, int]]:
-    """(total batch, updates) of every stage that makes any.
+    """(total batch, steps) of every stage that makes any.
 
     Raises:
-        ConfigError: hardly an update is made.
+        ConfigError: hardly a step is made.
     """
-    counts = [count for count in workload.updates_by_stage(epochs) if count[1]]
-    num_updates = sum(number for _, number in counts)
-    if num_updates < _FEWEST_UPDATES:
+    counts = [count for count in workload.steps_by_stage(epochs) if count[1]]
+    num_steps = sum(number for _, number in counts)
+    if num_steps < _FEWEST_STEPS:
         raise ConfigError(
-            f"{epochs:g} epochs of {workload.num_train:,} pictures make {num_updates} updates of {workload.stages}, "
+            f"{epochs:g} epochs of {workload.num_train:,} images make {num_steps} steps of {workload.stages}, "
             "which trains nothing; give more epochs or a smaller batch"
         )
     return counts
@@ -193,18 +193,18 @@ def _time_parts(
     candidate: Candidate,
     epochs: float,
     counts: list[tuple[int, int]],
-    steps: Mapping[int, StepTime],
+    step_times: Mapping[int, StepTime],
 ) -> dict[str, float]:
-    updates = sum(number * steps[batch].seconds for batch, number in counts)
+    steps = sum(number * step_times[batch].seconds for batch, number in counts)
     num_evaluations = max(1, math.floor(epochs / workload.evaluate_every_epochs + 1e-9))
-    main = steps[max(counts, key=lambda count: count[1])[0]]
+    main = step_times[max(counts, key=lambda count: count[1])[0]]
     forward = (1 - cluster.compute.backward_share) * main.parts["compute"] / main.local_batch
     evaluation = num_evaluations * math.ceil(workload.num_val / candidate.workers) * forward
     nodes = cluster.nodes_of(candidate.workers)
     return {
         "initialisation": cluster.initialisation_seconds.value,
-        "first updates": cluster.first_updates_seconds.value,
-        "updates": updates,
+        "first steps": cluster.first_steps_seconds.value,
+        "steps": steps,
         "evaluation": evaluation,
-        "failures": failure_seconds(cluster, nodes, updates + evaluation),
+        "failures": failure_seconds(cluster, nodes, steps + evaluation),
     }

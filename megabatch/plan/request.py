@@ -197,14 +197,16 @@ def _law(request: PlanRequest, workload: Workload) -> ConvergenceLaw | None:
         )
     if (workload.model, workload.num_train) != ("resnet50", IMAGENET_TRAIN):
         raise ConfigError(
-            f"the stored convergence points are of resnet50 on ImageNet's {IMAGENET_TRAIN:,} pictures, the recipe "
+            f"the stored convergence points are of resnet50 on ImageNet's {IMAGENET_TRAIN:,} images, the recipe "
             f"trains {workload.model} on {workload.num_train:,}; give your own runs with --study, or leave --target out"
         )
     return mlperf_law()
 
 
 def _stages_text(stages: BatchStages) -> str:
-    """As `train.batch_total` is written."""
-    if len(stages.batch_totals) == 1:
-        return str(stages.batch_totals[0])
-    return " ".join(f"{start:g}:{total}" for start, total in zip(stages.from_epochs, stages.batch_totals, strict=True))
+    """As `train.global_batch_size` is written."""
+    if len(stages.global_batch_sizes) == 1:
+        return str(stages.global_batch_sizes[0])
+    return " ".join(
+        f"{start:g}:{total}" for start, total in zip(stages.from_epochs, stages.global_batch_sizes, strict=True)
+    )

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from megabatch.errors import DataError
 from megabatch.plan.accelerator import CHASSIS, chassis_of, kind_of, spelled
-from megabatch.plan.edge import BATCH, BATCH_TOTAL, COUNT, DURATION, EPOCHS, STEP, Span, is_plain, shown
+from megabatch.plan.edge import BATCH, COUNT, DURATION, EPOCHS, GLOBAL_BATCH_SIZE, STEP, Span, is_plain, shown
 
 __all__ = ["Row", "read_rows", "refuse_contradicting"]
 
@@ -41,7 +41,7 @@ _SPANS: dict[str, tuple[Span, float]] = {
     "nodes": (_COUNT, 1.0),
     "acc_per_node": (_COUNT, 1.0),
     "N": (_COUNT, 1.0),
-    "gbs": (dataclasses.replace(BATCH_TOTAL, or_zero=True), 1.0),
+    "gbs": (dataclasses.replace(GLOBAL_BATCH_SIZE, or_zero=True), 1.0),
     "local_b": (dataclasses.replace(BATCH, or_zero=True), 1.0),
     "img_s": (Span(1e-6, 1e15, or_zero=True), 1.0),
     "step_ms": (STEP, 1e-3),
@@ -54,7 +54,7 @@ _TEXTS = ("round", "org", "system", "division", "accel")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One system: how long an update takes at a local batch on so many workers."""
+    """One system: how long a step takes at a local batch on so many workers."""
 
     line: int
     family: str
@@ -62,11 +62,11 @@ class Row:
     accelerator: str
     chassis: str
     system: str
-    num_workers: int
+    world_size: int
     num_nodes: int
     local_batch: float
     step_seconds: float
-    batch_total: float
+    global_batch_size: float
     train_seconds: float
     epochs: float
 
@@ -125,22 +125,22 @@ def read_rows(path: str | Path) -> tuple[list[Row], list[str]]:
 def refuse_contradicting(rows: Sequence[Row], source: str | Path) -> None:
     """Refuse rows of one family and stack that no law of step times can fit together.
 
-    A worker with no fewer pictures among no fewer workers cannot be clearly faster: by more than 5 % where workers,
+    A worker with no fewer images among no fewer workers cannot be clearly faster: by more than 5 % where workers,
     nodes and chassis are the same and only the batch is larger, by more than 20 % elsewhere.
 
     Raises:
         DataError: two such rows, by their lines.
     """
     for less, more in permutations(rows, 2):
-        work, more_work = (less.num_workers, less.local_batch), (more.num_workers, more.local_batch)
+        work, more_work = (less.world_size, less.local_batch), (more.world_size, more.local_batch)
         if work == more_work or more_work[0] < work[0] or more_work[1] < work[1]:
             continue
-        places = {(row.num_workers, row.num_nodes, row.chassis) for row in (less, more)}
+        places = {(row.world_size, row.num_nodes, row.chassis) for row in (less, more)}
         limit = _CLEARLY_LESS if len(places) == 1 else _MUCH_LESS
         if more.step_seconds < limit * less.step_seconds:
             one, other = sorted((less, more), key=lambda row: row.line)
             told = " but ".join(
-                f"{row.num_workers:,} workers take {1e3 * row.step_seconds:g} ms for {row.local_batch:g} pictures each"
+                f"{row.world_size:,} workers take {1e3 * row.step_seconds:g} ms for {row.local_batch:g} images each"
                 for row in (less, more)
             )
             raise DataError(
@@ -161,22 +161,24 @@ def _read_row(cells: dict[str, str], line: int, where: str) -> tuple[Row | None,
     nodes, workers, doubt = _world(cells, system, where)
     if not workers:
         return None, "the number of workers is not told"
-    batch_total = _number(cells, "gbs", where)
-    local = _number(cells, "local_b", where) or batch_total / workers
+    global_batch_size = _number(cells, "gbs", where)
+    local = _number(cells, "local_b", where) or global_batch_size / workers
     if not local:
         return None, "neither local_b nor gbs is told"
     if local < 1:
-        raise DataError(f"{where}: gbs {batch_total:g} on {workers} workers is less than a picture each; mend gbs or N")
-    if batch_total and abs(local * workers / batch_total - 1) > 0.02:
         raise DataError(
-            f"{where} contradicts itself: {workers} workers x local_b {local:g} is not gbs {batch_total:g}; "
+            f"{where}: gbs {global_batch_size:g} on {workers} workers is less than an image each; mend gbs or N"
+        )
+    if global_batch_size and abs(local * workers / global_batch_size - 1) > 0.02:
+        raise DataError(
+            f"{where} contradicts itself: {workers} workers x local_b {local:g} is not gbs {global_batch_size:g}; "
             "mend one of the three"
         )
     rate = _number(cells, "img_s", where)
-    if rate and batch_total and abs(batch_total / rate * 1e3 / step_ms - 1) > 0.05:
+    if rate and global_batch_size and abs(global_batch_size / rate * 1e3 / step_ms - 1) > 0.05:
         raise DataError(
-            f"{where} contradicts itself: gbs {batch_total:g} at {rate:g} img_s is "
-            f"{batch_total / rate * 1e3:.4g} ms a step, step_ms says {step_ms:g}; mend one of the three"
+            f"{where} contradicts itself: gbs {global_batch_size:g} at {rate:g} img_s is "
+            f"{global_batch_size / rate * 1e3:.4g} ms a step, step_ms says {step_ms:g}; mend one of the three"
         )
     accelerator = spelled(cells.get("accel", ""), system)
     organisation = cells.get("org", "").lower().removesuffix("emc")
@@ -190,11 +192,11 @@ def _read_row(cells: dict[str, str], line: int, where: str) -> tuple[Row | None,
         accelerator=accelerator,
         chassis=_COUNTS.sub("", system.lower()),
         system=system,
-        num_workers=workers,
+        world_size=workers,
         num_nodes=nodes,
         local_batch=local,
         step_seconds=step_ms / 1e3,
-        batch_total=batch_total or local * workers,
+        global_batch_size=global_batch_size or local * workers,
         train_seconds=_number(cells, "ttt_s", where),
         epochs=_number(cells, "epochs", where),
     )
@@ -232,7 +234,7 @@ def _world(cells: dict[str, str], system: str, where: str) -> tuple[int, int, st
 def _refuse_unlike_twins(rows: Sequence[Row], path: str) -> None:
     seen: dict[tuple[object, ...], Row] = {}
     for row in rows:
-        key = (row.family, row.stack, row.system, row.num_workers, row.local_batch)
+        key = (row.family, row.stack, row.system, row.world_size, row.local_batch)
         before = seen.setdefault(key, row)
         if abs(row.step_seconds / before.step_seconds - 1) > _SAME_RUN:
             raise DataError(

@@ -1,6 +1,6 @@
 """What a run tells about the machines it ran on: the compute time of a ghost batch, and the layers of its network.
 
-A run that was stopped or still goes on will do: its settings, its environment and its updates are enough.
+A run that was stopped or still goes on will do: its settings, its environment and its steps are enough.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from megabatch.errors import DataError
 from megabatch.plan.ghosts import busiest_passes
 from megabatch.plan.workload import Layer
 from megabatch.recipes import config_from_toml
-from megabatch.report.plan_compare import LEFT_OUT_UPDATES
+from megabatch.report.plan_compare import LEFT_OUT_STEPS
 from megabatch.report.record import read_json, read_metrics
 
 __all__ = ["RunTimes", "read_run_times"]
 
-_FEWEST_UPDATES = 3
+_FEWEST_STEPS = 3
 
 
 @dataclass(frozen=True)
 class RunTimes:
-    """The median over updates. layers: None in runs of versions that did not write them.
+    """The median over steps. layers: None in runs of versions that did not write them.
 
     noise: relative standard error of `seconds`. backward_share: None where the host's clock did not tell.
     """
 
     model: str
-    ghost_batch: int
+    ghost_batch_size: int
     seconds: float
     noise: float
-    num_updates: int
+    num_steps: int
     backward_share: float | None
     device: str
     workers: int
@@ -48,7 +48,7 @@ def read_run_times(folder: Path) -> RunTimes:
     """Read a run folder.
 
     Raises:
-        DataError, ConfigError: it is no run, is damaged, or has too few updates.
+        DataError, ConfigError: it is no run, is damaged, or has too few steps.
     """
     config = _config(folder)
     environment = read_json(folder / "environment.json") if (folder / "environment.json").is_file() else {}
@@ -56,19 +56,19 @@ def read_run_times(folder: Path) -> RunTimes:
     workers = told.get("workers")
     if not isinstance(workers, int) or workers < 1:
         raise DataError(f"run '{folder}' does not say how many workers it had; give another run")
-    ghost = config.train.ghost_batch
+    ghost = config.train.ghost_batch_size
     seconds, shares = [], []
-    for row in list(read_metrics(folder / "metrics.jsonl"))[LEFT_OUT_UPDATES:]:
+    for row in list(read_metrics(folder / "metrics.jsonl"))[LEFT_OUT_STEPS:]:
         compute, batch, backward = (
-            _number(row.get(name)) for name in ("compute_seconds", "batch_total", "backward_seconds")
+            _number(row.get(name)) for name in ("compute_seconds", "global_batch_size", "backward_seconds")
         )
         if compute and batch:
             seconds.append(compute / busiest_passes(int(batch), ghost, workers))
             shares.append(backward / compute)
-    if len(seconds) < _FEWEST_UPDATES:
+    if len(seconds) < _FEWEST_STEPS:
         raise DataError(
-            f"run '{folder}' has {len(seconds)} timed updates after its first {LEFT_OUT_UPDATES}; at least "
-            f"{_FEWEST_UPDATES} are needed to learn a step time from: give a longer run"
+            f"run '{folder}' has {len(seconds)} timed steps after its first {LEFT_OUT_STEPS}; at least "
+            f"{_FEWEST_STEPS} are needed to learn a step time from: give a longer run"
         )
     middle, share = statistics.median(seconds), statistics.median(shares)
     return RunTimes(

@@ -2,7 +2,7 @@
 
 Total batches compete only where epochs by batch are known (a convergence law): without one a larger batch would always
 seem better. They are the recipe's own and a ladder over the known range, the best rung refined: whole ghost batches,
-or the same number of pictures for every worker, each constant or doubled after a third of the way, and the recipe's
+or the same number of images for every worker, each constant or doubled after a third of the way, and the recipe's
 own stages at that size.
 """
 
@@ -113,7 +113,7 @@ def best_batch(
     others, tried = _first_candidates(cluster, [*constant[len(constant) // 2 :], *loads], workers, space, law, fit)
     candidates = list(dict.fromkeys([*candidates, *others]))
     priced = _price(cluster, loads, candidates, law, fit)
-    best = min(priced, key=lambda one: one[0])[1].stages.batch_totals[0]
+    best = min(priced, key=lambda one: one[0])[1].stages.global_batch_sizes[0]
     finer = [load for part in _FINER for load in loads_near(workload, workers, part * best, law)]
     priced += _price(cluster, finer, candidates, law, fit)
     seconds, found = min(priced, key=lambda one: one[0])
@@ -152,22 +152,22 @@ def _price(
     for load in loads:
         with contextlib.suppress(MegabatchError):
             ghost = ghost_of(cluster, load, candidates[0].workers, fit)
-            ways = [replace(one, ghost_batch=ghost) for one in candidates]
+            ways = [replace(one, ghost_batch_size=ghost) for one in candidates]
             found.append((min(expected_seconds(cluster, load, way, law, fit) for way in ways), load))
     return found
 
 
 def loads_near(
-    workload: Workload, workers: int, batch_total: float, law: ConvergenceLaw, *, doubled: bool = True
+    workload: Workload, workers: int, global_batch_size: float, law: ConvergenceLaw, *, doubled: bool = True
 ) -> list[Workload]:
     """The recipe near a total batch, where convergence is known: constant, and `doubled` after a third of the way.
 
-    Either whole ghost batches, wherever they fall, or as many pictures for every worker, with a smaller ghost where
+    Either whole ghost batches, wherever they fall, or as many images for every worker, with a smaller ghost where
     that is needed; and the recipe's own stages at that size.
     """
-    own, ghost = workload.stages, workload.ghost_batch
-    whole = max(1, round(batch_total / ghost)) * ghost
-    share = batch_total / workers
+    own, ghost = workload.stages, workload.ghost_batch_size
+    whole = max(1, round(global_batch_size / ghost)) * ghost
+    share = global_batch_size / workers
     even = max(1, round(share / ghost)) * ghost if share >= ghost else max(2, 2 * round(share / 2))
     sizes = {(whole, ghost), (even * workers, min(ghost, even))}
     found = []
@@ -176,14 +176,16 @@ def loads_near(
         found.append(workload.with_batch(BatchStages((0.0,), (total,)), size))
         if doubled and third > 0:
             found.append(workload.with_batch(BatchStages((0.0, third), (total, 2 * total)), size))
-    if len(own.batch_totals) > 1:
-        factor = batch_total / own.batch_totals[0]
-        totals = tuple(max(1, round(factor * total / ghost)) * ghost for total in own.batch_totals)
+    if len(own.global_batch_sizes) > 1:
+        factor = global_batch_size / own.global_batch_sizes[0]
+        totals = tuple(max(1, round(factor * total / ghost)) * ghost for total in own.global_batch_sizes)
         shape = BatchStages(own.from_epochs, totals)
         found.append(workload.with_batch(law.stretched(shape, law.for_stages(own).epochs)))
     least, most = law.batches
     return [
-        load for load in found if least / 2 <= load.stages.batch_totals[0] and max(load.stages.batch_totals) <= most
+        load
+        for load in found
+        if least / 2 <= load.stages.global_batch_sizes[0] and max(load.stages.global_batch_sizes) <= most
     ]
 
 

@@ -48,10 +48,10 @@ def print_plan(result: PlanResult, evidence: Evidence, workload: Workload, conso
     out.print(f"\n[bold]Choice[/bold] ({result.reason})")
     out.print(
         f"  {_workers(chosen)}, {chosen.candidate.algorithm}, {grid}buckets {_bucket(chosen)}\n"
-        f"  total batch {chosen.batch}; ghost batch {chosen.ghost_batch}"
+        f"  total batch {chosen.batch}; ghost batch {chosen.ghost_batch_size}"
     )
     _print_facts(out, chosen)
-    out.print(f"\n[bold]One update[/bold], {duration(chosen.step.middle)}")
+    out.print(f"\n[bold]One step[/bold], {duration(chosen.step.middle)}")
     _print_bars(out, chosen.step_parts, chosen.step.middle)
     out.print(f"[bold]The whole run[/bold], {duration(chosen.total.middle)}")
     _print_bars(out, chosen.time_parts, chosen.total.middle)
@@ -88,7 +88,7 @@ def duration(seconds: float, like: float | None = None) -> str:
 
 def _print_fit(out: Console, fit: StepFit) -> None:
     """The parameters of a fit with their deviations, and which of them the rows leave to the prior."""
-    units = {"per_picture": ("us a picture", 1e6), "scatter": ("us a picture", 1e6), "evaluation": ("s", 1.0)}
+    units = {"per_image": ("us an image", 1e6), "scatter": ("us an image", 1e6), "evaluation": ("s", 1.0)}
     for name, value, deviation in zip(PARAMETERS, fit.parameters, fit.deviations, strict=True):
         if name == "evaluation" and not fit.logs_contain_evaluation:
             continue
@@ -101,7 +101,7 @@ def _print_reservations(out: Console, result: PlanResult, evidence: Evidence, wo
     """What widens the interval, what else to know, and what counts as free because nobody said."""
     for text in result.chosen.warnings:
         _print_note(out, "wider interval", text)
-    if result.stages.batch_totals != workload.stages.batch_totals:
+    if result.stages.global_batch_sizes != workload.stages.global_batch_sizes:
         _print_note(out, "note", f"the recipe's rates are for {workload.stages}: another batch needs its own")
     for text in result.chosen.notes:
         _print_note(out, "note", text)
@@ -122,7 +122,7 @@ def _workers(one: Prediction) -> str:
 def _candidates(result: PlanResult) -> Table:
     money = result.chosen.cost is not None
     many_batches = len({one.batch for one in result.candidates}) > 1
-    heads = ["workers", "algorithm", "grid", "bucket", *(["batch"] if many_batches else []), "update", "eff."]
+    heads = ["workers", "algorithm", "grid", "bucket", *(["batch"] if many_batches else []), "step", "eff."]
     heads += ["training", escape(result.chosen.currency) or "cost" if money else "node h"]
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for head in heads:
@@ -157,12 +157,12 @@ def _worth_showing(result: PlanResult) -> Sequence[Prediction]:
 
 def _print_facts(out: Console, chosen: Prediction) -> None:
     facts = [
-        ("training", _time(chosen.training), "first update to last evaluation"),
+        ("training", _time(chosen.training), "first step to last evaluation"),
         ("with initialisation", _time(chosen.total), "what the bill counts"),
-        ("update", _time(chosen.step), f"{chosen.local_batch:g} pictures a worker"),
-        ("updates", f"{chosen.updates:,}", ""),
+        ("step", _time(chosen.step), f"{chosen.local_batch:g} images a worker"),
+        ("steps", f"{chosen.steps:,}", ""),
         ("images/s", _spread(chosen.images_per_second, "{:,.0f}"), ""),
-        ("efficiency", f"{chosen.efficiency:.0%}", "of a worker alone on the same pictures"),
+        ("efficiency", f"{chosen.efficiency:.0%}", "of a worker alone on the same images"),
         ("epochs", _spread(chosen.epochs, "{:.3g}"), ""),
         ("node hours", _spread(chosen.node_hours, "{:,.3g}"), ""),
     ]

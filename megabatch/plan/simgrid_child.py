@@ -69,9 +69,9 @@ def _play_all(simgrid: Any, network: Network, plays: Sequence[Play]) -> dict[str
     engine = simgrid.Engine(["megabatch", *(f"--cfg={one}" for one in _CONFIG), "--log=root.thres:error"])
     pairs = {pair for one in plays for lane in one.lanes for each in lane for pair in each.pairs}
     pairs |= {pair for one in plays for pair in one.background}
-    num_ranks = 1 + max((max(pair) for pair in pairs), default=0)
-    hosts = build_platform(simgrid, engine, network, num_ranks)
-    assert_routes(hosts, Links(network, num_ranks), sorted(pairs))
+    world_size = 1 + max((max(pair) for pair in pairs), default=0)
+    hosts = build_platform(simgrid, engine, network, world_size)
+    assert_routes(hosts, Links(network, world_size), sorted(pairs))
     seconds: list[float] = []
 
     def conduct() -> None:
@@ -83,9 +83,9 @@ def _play_all(simgrid: Any, network: Network, plays: Sequence[Play]) -> dict[str
     return {"seconds": seconds, "version": simgrid.simgrid_version}
 
 
-def build_platform(simgrid: Any, engine: Any, network: Network, num_ranks: int) -> list[Any]:
+def build_platform(simgrid: Any, engine: Any, network: Network, world_size: int) -> list[Any]:
     """Hosts by rank. Every path crosses two ports: each carries half of the software's latency."""
-    nodes = -(-num_ranks // network.workers_per_node)
+    nodes = -(-world_size // network.workers_per_node)
     per_rack = network.nodes_per_rack or nodes
     port_latency = network.worker_latency + network.software_latency / 2
     root = _add_zone(simgrid, engine, None, "root")
@@ -96,7 +96,7 @@ def build_platform(simgrid: Any, engine: Any, network: Network, num_ranks: int) 
         for node in range(rack * per_rack, min(nodes, (rack + 1) * per_rack)):
             node_zone = _add_zone(simgrid, engine, rack_zone, f"node{node}")
             router = _add(node_zone, "router", f"router{node}")
-            for rank in range(len(hosts), min(num_ranks, (node + 1) * network.workers_per_node)):
+            for rank in range(len(hosts), min(world_size, (node + 1) * network.workers_per_node)):
                 hosts.append(_add(node_zone, "host", f"worker{rank}", 1e9))
                 port = _links(simgrid, node_zone, f"port{rank}", network.worker_rate, port_latency)
                 _attach(node_zone, hosts[-1], None, port)
@@ -122,9 +122,9 @@ def add_rack_gateway(simgrid: Any, engine: Any, rack_zone: Any, rack: int) -> An
 
 def assert_routes(hosts: Sequence[Any], links: Links, pairs: Iterable[tuple[int, int]]) -> None:
     """Raise unless SimGrid's route of every pair has the links, their rates and the latency that we count on."""
-    nodes = -(-links.num_ranks // links.network.workers_per_node)
+    nodes = -(-links.world_size // links.network.workers_per_node)
     # `Links` numbers ports, NICs and uplinks in this order; there are at most as many racks as nodes.
-    kinds = (("port", links.num_ranks), ("nic", nodes), ("uplink", nodes))
+    kinds = (("port", links.world_size), ("nic", nodes), ("uplink", nodes))
     names = [f"{kind}{at}_{way}" for kind, count in kinds for at in range(count) for way in ("UP", "DOWN")]
     rates = links.capacities
     for source, target in pairs:

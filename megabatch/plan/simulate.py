@@ -1,4 +1,4 @@
-"""Plays the phases of an all-reduce, and whole updates, event by event: contention, start skew, uneven workers.
+"""Plays the phases of an all-reduce, and whole steps, event by event: contention, start skew, uneven workers.
 
 The closed form of `cost` assumes that ranks step in unison and that nobody else uses the links. Here a rank begins
 its next round when its own sends have left and what it waits for has arrived, transfers share links fairly
@@ -29,7 +29,7 @@ from megabatch.plan.fluid import Fluid, Links
 from megabatch.plan.step import Candidate
 from megabatch.plan.workload import Workload, fill_buckets
 
-__all__ = ["Round", "lock_step_seconds", "rounds_of", "simulate_all_reduce", "simulate_updates"]
+__all__ = ["Round", "lock_step_seconds", "rounds_of", "simulate_all_reduce", "simulate_steps"]
 
 _MOST_TRANSFERS = 300_000
 
@@ -53,9 +53,9 @@ def rounds_of(phase_list: Sequence[Phase], shape: GridShape, chain_segments: int
     return lanes
 
 
-def lock_step_seconds(network: Network, rounds: Sequence[Round], num_ranks: int, message_bytes: float) -> float:
+def lock_step_seconds(network: Network, rounds: Sequence[Round], world_size: int, message_bytes: float) -> float:
     """Seconds when all ranks begin each round together: one round of each kind is played."""
-    links = Links(network, num_ranks)
+    links = Links(network, world_size)
     capacities = links.capacities
     total = 0.0
     for one in rounds:
@@ -85,19 +85,19 @@ def simulate_all_reduce(
         ConfigError: more transfers than can be played in reasonable time.
     """
     lanes = rounds_of(phases(algorithm, shape), shape, chain_segments)
-    num_ranks = shape.num_ranks
+    world_size = shape.world_size
     transfers = sum(one.count * len(one.pairs) for lane in lanes for one in lane)
     if transfers > _MOST_TRANSFERS:
         raise ConfigError(
             f"{algorithm} on grid {shape.text} makes {transfers:,} transfers, at most {_MOST_TRANSFERS:,} are played "
             "one by one; use a smaller grid, or `lock_step_seconds`"
         )
-    links = Links(network, num_ranks)
+    links = Links(network, world_size)
     fluid = Fluid(links.capacities, [links.path(source, target)[0] for source, target in background])
-    players = [_Player(fluid, links, lane, num_ranks, message_bytes, index) for index, lane in enumerate(lanes)]
-    starts = list(start_seconds) or [0.0] * num_ranks
+    players = [_Player(fluid, links, lane, world_size, message_bytes, index) for index, lane in enumerate(lanes)]
+    starts = list(start_seconds) or [0.0] * world_size
     for player in players:
-        for rank in range(num_ranks):
+        for rank in range(world_size):
             fluid.at(starts[rank], (player, rank, "start"))
 
     def arrived(label: tuple[_Player, int, str]) -> None:
@@ -106,10 +106,10 @@ def simulate_all_reduce(
     return max(fluid.run(arrived), max(starts))
 
 
-def simulate_updates(
-    cluster: Cluster, workload: Workload, candidate: Candidate, pass_seconds: float, num_updates: int, seed: int = 0
+def simulate_steps(
+    cluster: Cluster, workload: Workload, candidate: Candidate, pass_seconds: float, num_steps: int, seed: int = 0
 ) -> Array:
-    """Seconds of `num_updates` updates in which every worker's compute time is drawn anew.
+    """Seconds of `num_steps` steps in which every worker's compute time is drawn anew.
 
     A bucket is reduced when the slowest worker has it and the bucket before it is done.
     """
@@ -121,14 +121,14 @@ def simulate_updates(
         size: price_all_reduce(cluster, candidate.algorithm, candidate.grid, size).seconds
         for size in {bucket.num_bytes for bucket in buckets}
     }
-    times = np.zeros(num_updates)
-    for update in range(num_updates):
+    times = np.zeros(num_steps)
+    for step in range(num_steps):
         slowest = float(np.max(pass_seconds + scatter * random.standard_normal(candidate.workers)))
         end = 0.0
         for bucket in buckets:
             ready = slowest * (1 - backward + backward * bucket.ready)
             end = max(end, ready) + prices[bucket.num_bytes]
-        times[update] = max(end, slowest)
+        times[step] = max(end, slowest)
     return times
 
 
@@ -136,7 +136,7 @@ class _Player:
     """One lane: lets each rank begin its next round when its sends have left and its receives are in."""
 
     def __init__(
-        self, fluid: Fluid, links: Links, rounds: Sequence[Round], num_ranks: int, message_bytes: float, lane: int
+        self, fluid: Fluid, links: Links, rounds: Sequence[Round], world_size: int, message_bytes: float, lane: int
     ) -> None:
         self._fluid, self._links, self._bytes, self.lane = fluid, links, message_bytes, lane
         self._rounds = [one for one in rounds for _ in range(one.count)]
@@ -153,9 +153,9 @@ class _Player:
                 made[id(one)] = sends, expected
             self._sends.append(made[id(one)][0])
             self._expected.append(made[id(one)][1])
-        self._current = [-1] * num_ranks
-        self._unsent = [0] * num_ranks
-        self._received = [dict[int, int]() for _ in range(num_ranks)]
+        self._current = [-1] * world_size
+        self._unsent = [0] * world_size
+        self._received = [dict[int, int]() for _ in range(world_size)]
 
     def event(self, rank: int, what: str) -> None:
         """A rank starts, one of its sends has left, or a message of a round has come in ("in 7")."""
@@ -242,10 +242,10 @@ def _chain_rounds(phase: Phase, step: Step, axis_lines: Sequence[Sequence[int]],
 def _lines(phase: Phase, shape: GridShape) -> list[list[int]]:
     """The ranks along the axis of a phase, line by line; of leaders only where it says so."""
     if phase.axis == WORLD:
-        return [list(range(shape.num_ranks))]
+        return [list(range(shape.world_size))]
     stride = math.prod(shape.sizes[phase.axis + 1 :])
     block = stride * phase.size
-    firsts = [rank for rank in range(shape.num_ranks) if rank % block < stride]
+    firsts = [rank for rank in range(shape.world_size) if rank % block < stride]
     if phase.leaders:
         firsts = [rank for rank in firsts if rank % stride == 0]
     return [[first + stride * along for along in range(phase.size)] for first in firsts]

@@ -1,6 +1,6 @@
-"""Seconds of one update: compute, the communication that the backward pass does not hide, stragglers, the loader.
+"""Seconds of one step: compute, the communication that the backward pass does not hide, stragglers, the loader.
 
-    update = max(loader, compute + exposed communication) + straggler
+    step = max(loader, compute + exposed communication) + straggler
 
 Compute is the table of the cluster times the ghost batches a worker takes. Buckets of gradients become ready during
 the backward pass of the last ghost batch and travel one after another; what is still on its way when it ends is
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 ROWS_OF = ("resnet50", 224)
-"""What rows of systems train: the network of MLPerf's image classification, and the pixels a side of its pictures."""
+"""What rows of systems train: the network of MLPerf's image classification, and the pixels a side of its images."""
 _OTHER_MODEL = 0.15
 _ROUGH_COLLECTIVES = 0.5
 """Relative deviation of what the rough formula of a backend's tree leaves exposed."""
@@ -43,31 +43,31 @@ _ROUGH_COLLECTIVES = 0.5
 class Candidate:
     """One way to run a workload: how many workers, and how gradients travel.
 
-    ghost_batch 0: the recipe's own, made smaller where the workers are too many for it.
+    ghost_batch_size 0: the recipe's own, made smaller where the workers are too many for it.
     """
 
     workers: int
     algorithm: str
     grid: GridShape
     bucket_mb: float
-    ghost_batch: int = 0
+    ghost_batch_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of an update and its parts; `largest_part`: "compute", "NIC", "latency", "stragglers", "loader"."""
+    """Seconds of a step and its parts; `largest_part`: "compute", "NIC", "latency", "stragglers", "loader"."""
 
     seconds: float
     parts: Mapping[str, float]
     communication_seconds: float
     local_batch: float
-    ghost_batch: int
+    ghost_batch_size: int
     largest_part: str
     alone_seconds: float
 
     @property
     def efficiency(self) -> float:
-        """One worker alone, on the same pictures, over this."""
+        """One worker alone, on the same images, over this."""
         return self.alone_seconds / self.seconds
 
 
@@ -77,16 +77,16 @@ def ghost_of(cluster: Cluster, workload: Workload, workers: int, fit: StepFit | 
 
 
 def step_time(
-    cluster: Cluster, workload: Workload, candidate: Candidate, batch_total: int, fit: StepFit | None = None
+    cluster: Cluster, workload: Workload, candidate: Candidate, global_batch_size: int, fit: StepFit | None = None
 ) -> StepTime:
-    """Seconds of one update of `batch_total` pictures.
+    """Seconds of one step of `global_batch_size` images.
 
     Raises:
-        ConfigError: too few pictures for the workers, or a network the cluster's step times say nothing about.
+        ConfigError: too few images for the workers, or a network the cluster's step times say nothing about.
     """
     workers = candidate.workers
-    ghost = candidate.ghost_batch or ghost_of(cluster, workload, workers, fit)
-    passes = busiest_passes(batch_total, ghost, workers)
+    ghost = candidate.ghost_batch_size or ghost_of(cluster, workload, workers, fit)
+    passes = busiest_passes(global_batch_size, ghost, workers)
     nodes = cluster.nodes_of(workers)
     one_pass = cluster.compute.seconds(ghost) * _work_factor(cluster, workload)
     compute = passes * one_pass
@@ -104,7 +104,7 @@ def step_time(
         straggler = scatter * expected_maximum(workers)
     loader = 0.0
     if cluster.loader_images_per_second is not None:
-        loader = batch_total / nodes / cluster.loader_images_per_second.value
+        loader = global_batch_size / nodes / cluster.loader_images_per_second.value
     wait = max(0.0, loader - compute - exposed)
     of_step = {"compute": compute, "exposed communication": exposed, "stragglers": straggler, "loader": wait}
     seconds = sum(of_step.values())
@@ -160,10 +160,10 @@ def _priced_buckets(cluster: Cluster, workload: Workload, candidate: Candidate) 
 
 
 def step_deviation(
-    cluster: Cluster, workload: Workload, candidate: Candidate, batch_total: int, fit: StepFit | None = None
+    cluster: Cluster, workload: Workload, candidate: Candidate, global_batch_size: int, fit: StepFit | None = None
 ) -> float:
     """Relative standard deviation of `step_time`: every uncertain number of the cluster, and the model's form."""
-    here = step_time(cluster, workload, candidate, batch_total, fit)
+    here = step_time(cluster, workload, candidate, global_batch_size, fit)
     other_model = _OTHER_MODEL if _other_work(cluster, workload, fit) else 0.0
     squares = 0.0
     # A fit knows the step with the backend's own all-reduce; another's differs from it by what the links say.
@@ -171,15 +171,15 @@ def step_deviation(
         # Both ways, and as far as it may be: a loader that hardly binds may bind much more.
         if deviation := cluster.deviation(knob):
             changed = [_changed(cluster, knob, math.exp(sign * deviation)) for sign in (1, -1)]
-            steps = [step_time(one, workload, candidate, batch_total, fit).seconds for one in changed]
+            steps = [step_time(one, workload, candidate, global_batch_size, fit).seconds for one in changed]
             squares += max(abs(math.log(seconds / here.seconds)) for seconds in steps) ** 2
     rough = _ROUGH_COLLECTIVES * _rough_seconds(cluster, workload, candidate, here, fit) / here.seconds
     if fit is not None:
-        nodes, passes = cluster.nodes_of(candidate.workers), round(here.local_batch / here.ghost_batch)
-        of_fit = fit.deviation(here.ghost_batch, candidate.workers, nodes, passes)
+        nodes, passes = cluster.nodes_of(candidate.workers), round(here.local_batch / here.ghost_batch_size)
+        of_fit = fit.deviation(here.ghost_batch_size, candidate.workers, nodes, passes)
         return combine(of_fit, math.sqrt(squares), rough, other_model)
     form = reach_deviation(_reach(cluster, candidate))
-    return combine(math.sqrt(squares), form, cluster.compute.deviation(here.ghost_batch), other_model, rough)
+    return combine(math.sqrt(squares), form, cluster.compute.deviation(here.ghost_batch_size), other_model, rough)
 
 
 def _changed(cluster: Cluster, knob: str, factor: float) -> Cluster:
@@ -193,38 +193,38 @@ def _changed(cluster: Cluster, knob: str, factor: float) -> Cluster:
 
 
 def step_warnings(
-    cluster: Cluster, workload: Workload, candidate: Candidate, batch_total: int, fit: StepFit | None = None
+    cluster: Cluster, workload: Workload, candidate: Candidate, global_batch_size: int, fit: StepFit | None = None
 ) -> list[str]:
     """What makes the interval wide, for people."""
-    here = step_time(cluster, workload, candidate, batch_total, fit)
+    here = step_time(cluster, workload, candidate, global_batch_size, fit)
     found = [text for text in (_other_work(cluster, workload, fit),) if text]
     if fit is not None:
-        found += fit.warnings(here.ghost_batch, candidate.workers, cluster.nodes_of(candidate.workers))
+        found += fit.warnings(here.ghost_batch_size, candidate.workers, cluster.nodes_of(candidate.workers))
     else:
-        found += cluster.compute.warnings(here.ghost_batch)
+        found += cluster.compute.warnings(here.ghost_batch_size)
         found += reach_warnings(_reach(cluster, candidate))
     if _rough_seconds(cluster, workload, candidate, here, fit) > 0.01 * here.seconds:
         found.append("the backend's own all-reduce is priced by a rough formula, the better of ring and tree")
     return found
 
 
-def step_notes(cluster: Cluster, workload: Workload, candidate: Candidate, batch_total: int) -> list[str]:
-    """What to know about an update that makes no interval wider."""
+def step_notes(cluster: Cluster, workload: Workload, candidate: Candidate, global_batch_size: int) -> list[str]:
+    """What to know about a step that makes no interval wider."""
     found = []
-    ghost = candidate.ghost_batch or ghost_of(cluster, workload, candidate.workers)
-    if ghost != workload.ghost_batch:
+    ghost = candidate.ghost_batch_size or ghost_of(cluster, workload, candidate.workers)
+    if ghost != workload.ghost_batch_size:
         found.append(
-            f"ghost batch {workload.ghost_batch} gives fewer ghosts than workers; {ghost} is used instead: "
+            f"ghost batch {workload.ghost_batch_size} gives fewer ghosts than workers; {ghost} is used instead: "
             "batch-norm then sees other statistics than the recipe's"
         )
-    idle = candidate.workers - batch_total // ghost
+    idle = candidate.workers - global_batch_size // ghost
     if idle > 0:
         found.append(
-            f"{idle:,} of {candidate.workers:,} workers have no ghost batch of {batch_total:,} pictures to take"
+            f"{idle:,} of {candidate.workers:,} workers have no ghost batch of {global_batch_size:,} images to take"
         )
-    if batch_total > workload.num_train:
+    if global_batch_size > workload.num_train:
         found.append(
-            f"an update of {batch_total:,} pictures is more than the whole set of {workload.num_train:,}: "
+            f"a step of {global_batch_size:,} images is more than the whole set of {workload.num_train:,}: "
             "no such training is known to work"
         )
     return found
@@ -250,7 +250,7 @@ def _rough_seconds(
         return here.parts["exposed communication"] if candidate.algorithm == "backend" else 0.0
     if candidate.algorithm == "backend":
         return 0.0
-    one_pass = cluster.compute.seconds(here.ghost_batch) * _work_factor(cluster, workload)
+    one_pass = cluster.compute.seconds(here.ghost_batch_size) * _work_factor(cluster, workload)
     return _usually_exposed(cluster, workload, candidate.workers, one_pass)
 
 
@@ -259,7 +259,7 @@ def _reach(cluster: Cluster, candidate: Candidate) -> Reach:
     if cluster.measured_here and cluster.measured_workers:
         known, what = cluster.measured_workers, "that computed at a time when steps were measured"
     elif cluster.calibration is not None:
-        known, what = cluster.calibration.shape.num_ranks, "of the measured grid"
+        known, what = cluster.calibration.shape.world_size, "of the measured grid"
     elif cluster.measured_here:
         return Reach()
     else:
@@ -270,14 +270,14 @@ def _reach(cluster: Cluster, candidate: Candidate) -> Reach:
 
 
 def _measured_network(cluster: Cluster, workload: Workload, fit: StepFit | None) -> tuple[str, int]:
-    """The network whose steps are known, and the pixels a side of its pictures."""
+    """The network whose steps are known, and the pixels a side of its images."""
     if fit is not None:
         return ROWS_OF
     return cluster.compute.model, cluster.compute.image_size or workload.image_size
 
 
 def _work_factor(cluster: Cluster, workload: Workload, fit: StepFit | None = None) -> float:
-    """Multiply-adds of a picture over those of the measured network."""
+    """Multiply-adds of an image over those of the measured network."""
     model, size = _measured_network(cluster, workload, fit)
     if model == workload.model:
         return (workload.image_size / size) ** 2
@@ -295,5 +295,5 @@ def _other_work(cluster: Cluster, workload: Workload, fit: StepFit | None) -> st
     if model != workload.model:
         return f"step times are of {model}, scaled to {workload.model} by multiply-adds"
     if size != workload.image_size:
-        return f"step times are of pictures of {size} pixels a side, scaled to {workload.image_size} by multiply-adds"
+        return f"step times are of images of {size} pixels a side, scaled to {workload.image_size} by multiply-adds"
     return ""

@@ -1,12 +1,12 @@
 """The step time of a family of systems as a function of its parameters: what a fit to rows (`calibrate`) returns.
 
-    step = fixed + per_picture * b + across * [more than one node] + (scatter * b + jitter) * m(N)
+    step = fixed + per_image * b + across * [more than one node] + (scatter * b + jitter) * m(N)
 
-`fixed` is what neither batch nor workers change (launches, optimiser), `across` what the first step beyond a node
-costs (the part of the all-reduce that the backward pass does not hide). Every update waits for the slowest worker,
+`fixed` is what neither batch nor workers change (launches, optimizer), `across` what the first step beyond a node
+costs (the part of the all-reduce that the backward pass does not hide). Every step waits for the slowest worker,
 whose delay goes with m(N), the expected maximum: `scatter` of it is a part of what is computed (clocks, temperature,
-pictures), `jitter` is not (operating system, deeper collectives). Logs that time blocks with an evaluation at the end
-contain `evaluation` seconds more, spread over the updates of four epochs. None of the parameters can be negative.
+images), `jitter` is not (operating system, deeper collectives). Logs that time blocks with an evaluation at the end
+contain `evaluation` seconds more, spread over the steps of four epochs. None of the parameters can be negative.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from megabatch.plan.straggler import expected_maximum
 
 __all__ = ["PARAMETERS", "StepFit", "fit_as_data", "row_features"]
 
-PARAMETERS = ("fixed", "per_picture", "across", "scatter", "jitter", "evaluation")
+PARAMETERS = ("fixed", "per_image", "across", "scatter", "jitter", "evaluation")
 
-_PICTURES_BETWEEN_EVALUATIONS = 4 * 1_281_167
+_IMAGES_BETWEEN_EVALUATIONS = 4 * 1_281_167
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -45,7 +45,7 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 class StepFit:
     """Fitted parameters with covariance, and where they come from.
 
-    parameters: in the order of `PARAMETERS`, seconds; `scatter` per picture, it and `jitter` per unit of m.
+    parameters: in the order of `PARAMETERS`, seconds; `scatter` per image, it and `jitter` per unit of m.
     lack_of_fit: relative deviation of the rows from their line, at least `FORM`.
     """
 
@@ -66,27 +66,27 @@ class StepFit:
         """Whether any of the rows does."""
         return any(row.contains_evaluation for row in self.rows)
 
-    def seconds(self, local_batch: float, num_workers: int, num_nodes: int, *, logged: bool = False) -> float:
+    def seconds(self, local_batch: float, world_size: int, num_nodes: int, *, logged: bool = False) -> float:
         """The middle of the prediction; `logged` adds the evaluation that such a log would contain."""
-        return float(_features(local_batch, num_workers, num_nodes, logged) @ np.array(self.parameters))
+        return float(_features(local_batch, world_size, num_nodes, logged) @ np.array(self.parameters))
 
-    def pass_seconds(self, ghost_batch: float) -> float:
+    def pass_seconds(self, ghost_batch_size: float) -> float:
         """What one worker computes for one ghost batch."""
-        fixed, per_picture, *_ = self.parameters
-        return fixed + per_picture * ghost_batch
+        fixed, per_image, *_ = self.parameters
+        return fixed + per_image * ghost_batch_size
 
     def parts(
-        self, ghost_batch: float, num_workers: int, num_nodes: int, passes: int, work: float = 1.0
+        self, ghost_batch_size: float, world_size: int, num_nodes: int, passes: int, work: float = 1.0
     ) -> dict[str, float]:
-        """Seconds of an update of `passes` ghost batches in turn, by part; without evaluation.
+        """Seconds of a step of `passes` ghost batches in turn, by part; without evaluation.
 
         work: multiply-adds of the network over those of the rows' network.
         """
         *_, across, scatter, jitter, _ = self.parameters
-        slowest = (work * scatter * passes * ghost_batch + jitter) * expected_maximum(num_workers)
+        slowest = (work * scatter * passes * ghost_batch_size + jitter) * expected_maximum(world_size)
         exposed = across if num_nodes > 1 else 0.0
         return {
-            "compute": work * passes * self.pass_seconds(ghost_batch),
+            "compute": work * passes * self.pass_seconds(ghost_batch_size),
             "exposed communication": exposed,
             "stragglers": slowest,
         }
@@ -94,7 +94,7 @@ class StepFit:
     def changed(self, part: str, factor: float) -> StepFit:
         """The fit with "compute", "stragglers" or what is "exposed" `factor` times as long."""
         touched = {
-            "compute": ("fixed", "per_picture"),
+            "compute": ("fixed", "per_image"),
             "stragglers": ("scatter", "jitter"),
             "exposed": ("across",),
         }[part]
@@ -102,12 +102,12 @@ class StepFit:
         parameters = tuple(value * (factor if name in touched else 1.0) for name, value in values)
         return dataclasses.replace(self, parameters=parameters)
 
-    def reach(self, local_batch: float, num_workers: int, num_nodes: int) -> Reach:
+    def reach(self, local_batch: float, world_size: int, num_nodes: int) -> Reach:
         """How far from the calibrated rows."""
         batches = [row.local_batch for row in self.rows]
-        most_workers = max(row.num_workers for row in self.rows)
+        most_workers = max(row.world_size for row in self.rows)
         return Reach(
-            workers=max(0.0, math.log2(num_workers / most_workers)),
+            workers=max(0.0, math.log2(world_size / most_workers)),
             batch=max(0.0, math.log2(min(batches) / local_batch), math.log2(local_batch / max(batches))),
             evidence=self.evidence,
             first_time_across_nodes=num_nodes > 1 and all(row.num_nodes == 1 for row in self.rows),
@@ -117,34 +117,34 @@ class StepFit:
         )
 
     def deviation(
-        self, local_batch: float, num_workers: int, num_nodes: int, passes: int = 1, *, logged: bool = False
+        self, local_batch: float, world_size: int, num_nodes: int, passes: int = 1, *, logged: bool = False
     ) -> float:
-        """Relative standard deviation of an update of `passes` times `local_batch` pictures: parameters and form."""
-        # Each pass has the fixed part and the pictures; the slowest worker's pictures add up, the rest comes once.
+        """Relative standard deviation of a step of `passes` times `local_batch` images: parameters and form."""
+        # Each pass has the fixed part and the images; the slowest worker's images add up, the rest comes once.
         times = np.array([passes, passes, 1, passes, 1, passes])
-        features = _features(local_batch, num_workers, num_nodes, logged) * times
+        features = _features(local_batch, world_size, num_nodes, logged) * times
         spread = math.sqrt(max(0.0, float(features @ self.covariance @ features)))
         middle = float(features @ np.array(self.parameters))
-        return combine(spread / middle, reach_deviation(self.reach(local_batch, num_workers, num_nodes)))
+        return combine(spread / middle, reach_deviation(self.reach(local_batch, world_size, num_nodes)))
 
-    def predict(self, local_batch: float, num_workers: int, num_nodes: int, *, logged: bool = False) -> Interval:
+    def predict(self, local_batch: float, world_size: int, num_nodes: int, *, logged: bool = False) -> Interval:
         """Step seconds with the 80 % interval; `logged`: with the evaluation that such a log would contain.
 
         Raises:
             DataError: the rows say so little that an answer would mean nothing.
         """
-        middle = self.seconds(local_batch, num_workers, num_nodes, logged=logged)
-        deviation = self.deviation(local_batch, num_workers, num_nodes, logged=logged)
+        middle = self.seconds(local_batch, world_size, num_nodes, logged=logged)
+        deviation = self.deviation(local_batch, world_size, num_nodes, logged=logged)
         if not math.isfinite(middle) or middle <= 0 or deviation > MAX_DEVIATION:
             raise DataError(
                 f"the {len(self.rows)} calibration rows cannot tell the step at local batch {local_batch:g} on "
-                f"{num_workers:,} workers (deviation {deviation:.0%}); add rows nearer to it"
+                f"{world_size:,} workers (deviation {deviation:.0%}); add rows nearer to it"
             )
         return interval(middle, deviation)
 
-    def warnings(self, local_batch: float, num_workers: int, num_nodes: int) -> list[str]:
+    def warnings(self, local_batch: float, world_size: int, num_nodes: int) -> list[str]:
         """What widens the interval, for people."""
-        found = reach_warnings(self.reach(local_batch, num_workers, num_nodes))
+        found = reach_warnings(self.reach(local_batch, world_size, num_nodes))
         if self.undetermined:
             found.append(f"the rows do not determine {', '.join(self.undetermined)}: taken from the prior")
         return found
@@ -164,10 +164,10 @@ def fit_as_data(fit: StepFit) -> dict[str, Any]:
 
 def row_features(row: Row) -> Array:
     """What each parameter is multiplied with in a row's step."""
-    return _features(row.local_batch, row.num_workers, row.num_nodes, row.contains_evaluation)
+    return _features(row.local_batch, row.world_size, row.num_nodes, row.contains_evaluation)
 
 
-def _features(local_batch: float, num_workers: int, num_nodes: int, logs_contain_evaluation: bool) -> Array:
-    evaluations = local_batch * num_workers / _PICTURES_BETWEEN_EVALUATIONS if logs_contain_evaluation else 0.0
-    slowest = expected_maximum(num_workers)
+def _features(local_batch: float, world_size: int, num_nodes: int, logs_contain_evaluation: bool) -> Array:
+    evaluations = local_batch * world_size / _IMAGES_BETWEEN_EVALUATIONS if logs_contain_evaluation else 0.0
+    slowest = expected_maximum(world_size)
     return np.array([1.0, local_batch, float(num_nodes > 1), local_batch * slowest, slowest, evaluations])

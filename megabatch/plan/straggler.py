@@ -1,4 +1,4 @@
-"""How long the slowest of N workers takes: every update waits for it.
+"""How long the slowest of N workers takes: every step waits for it.
 
 Workers whose times scatter around a mean with deviation s finish together at mean + s * m(N), where m(N) is the
 expected largest of N standard normal draws. The textbook sqrt(2 ln N) overstates it; for N > 4096 the refined form
@@ -31,20 +31,20 @@ _EXACT_UP_TO = 4096
 
 
 @lru_cache(maxsize=4096)
-def expected_maximum(num_workers: int) -> float:
-    """Expected largest of `num_workers` standard normal draws; 0 for one worker."""
-    if num_workers < 1:
-        raise DataError(f"{num_workers} workers; the slowest of at least 1 is asked for")
-    if num_workers == 1:
+def expected_maximum(world_size: int) -> float:
+    """Expected largest of `world_size` standard normal draws; 0 for one worker."""
+    if world_size < 1:
+        raise DataError(f"{world_size} workers; the slowest of at least 1 is asked for")
+    if world_size == 1:
         return 0.0
-    if num_workers <= _EXACT_UP_TO:
-        return _exact_maximum(num_workers)
-    root = math.sqrt(2 * math.log(num_workers))
-    return root - (math.log(math.log(num_workers)) + math.log(4 * math.pi)) / (2 * root) + _EULER / root
+    if world_size <= _EXACT_UP_TO:
+        return _exact_maximum(world_size)
+    root = math.sqrt(2 * math.log(world_size))
+    return root - (math.log(math.log(world_size)) + math.log(4 * math.pi)) / (2 * root) + _EULER / root
 
 
-def empirical_maximum(times: Sequence[float], num_workers: int) -> float:
-    """Expected largest of `num_workers` draws from measured times.
+def empirical_maximum(times: Sequence[float], world_size: int) -> float:
+    """Expected largest of `world_size` draws from measured times.
 
     The draws come from the measured ones, so the tail ends at the largest time seen: with fewer measurements than
     workers the result is a lower bound.
@@ -54,14 +54,14 @@ def empirical_maximum(times: Sequence[float], num_workers: int) -> float:
     rising = np.sort(np.asarray(times, dtype=np.float64))
     if not np.all(np.isfinite(rising)) or rising[0] < 0:
         raise DataError("measured times must be finite and not negative; remove the rows that are not")
-    at_most = (np.arange(len(rising) + 1) / len(rising)) ** num_workers
+    at_most = (np.arange(len(rising) + 1) / len(rising)) ** world_size
     return float(np.sum(rising * np.diff(at_most)))
 
 
-def _exact_maximum(num_workers: int) -> float:
+def _exact_maximum(world_size: int) -> float:
     """The integral of x d(Phi(x)^N), by the trapezium rule: exact to 1e-6 for what is asked here."""
     grid, phi, density = _normal_law()
-    return float(np.trapezoid(grid * num_workers * phi ** (num_workers - 1) * density, grid))
+    return float(np.trapezoid(grid * world_size * phi ** (world_size - 1) * density, grid))
 
 
 @lru_cache(maxsize=1)

@@ -38,7 +38,7 @@ class Flows:
 
 @lru_cache(maxsize=65536)
 def count_ring_flows(
-    num_ranks: int,
+    world_size: int,
     stride: int,
     size: int,
     workers_per_node: int,
@@ -52,7 +52,7 @@ def count_ring_flows(
     With `leaders` only those at position 0 of the faster axes take part.
     """
     block = stride * size
-    ranks = _ranks(num_ranks, block)
+    ranks = _ranks(world_size, block)
     along = ranks % block // stride
     keep = np.ones(len(ranks), dtype=bool) if closed else along < size - 1
     if leaders:
@@ -62,19 +62,19 @@ def count_ring_flows(
 
 
 @lru_cache(maxsize=65536)
-def count_swap_flows(num_ranks: int, distance: int, workers_per_node: int, nodes_per_rack: int) -> Flows:
+def count_swap_flows(world_size: int, distance: int, workers_per_node: int, nodes_per_rack: int) -> Flows:
     """Ranks swap with the partner whose number differs in the bit `distance`, as in halving-doubling."""
-    ranks = _ranks(num_ranks, 2 * distance)
+    ranks = _ranks(world_size, 2 * distance)
     partners = ranks ^ distance
-    inside = partners < num_ranks
+    inside = partners < world_size
     return _count(ranks[inside], partners[inside], workers_per_node, nodes_per_rack)
 
 
 @lru_cache(maxsize=65536)
-def count_peer_flows(num_ranks: int, stride: int, size: int, workers_per_node: int, nodes_per_rack: int) -> Flows:
+def count_peer_flows(world_size: int, stride: int, size: int, workers_per_node: int, nodes_per_rack: int) -> Flows:
     """Every rank sends to all other positions of its axis at once."""
     block = stride * size
-    ranks = _ranks(num_ranks, block)
+    ranks = _ranks(world_size, block)
     lines = ranks // block * stride + ranks % stride
     nic = _leaving(lines, ranks // workers_per_node, size)
     rack = _leaving(lines, ranks // (workers_per_node * nodes_per_rack), size) if nodes_per_rack else 0
@@ -82,19 +82,19 @@ def count_peer_flows(num_ranks: int, stride: int, size: int, workers_per_node: i
 
 
 @lru_cache(maxsize=65536)
-def count_crossings(num_ranks: int, stride: int, size: int, workers_per_node: int) -> int:
+def count_crossings(world_size: int, stride: int, size: int, workers_per_node: int) -> int:
     """The most hops of one line, from its first position to its last, that leave a node."""
-    ranks = _ranks(num_ranks, stride * size)
+    ranks = _ranks(world_size, stride * size)
     inner = ranks[ranks % (stride * size) // stride < size - 1]
     leaves = inner // workers_per_node != (inner + stride) // workers_per_node
     lines = inner // (stride * size) * stride + inner % stride
     return int(np.bincount(lines, weights=leaves).max()) if len(inner) else 0
 
 
-def _ranks(num_ranks: int, block: int) -> Ints:
-    if num_ranks <= MAX_COUNTED:
-        return np.arange(num_ranks)
-    return np.arange(min(num_ranks, max(block, MAX_COUNTED // block * block), 4 * MAX_COUNTED))
+def _ranks(world_size: int, block: int) -> Ints:
+    if world_size <= MAX_COUNTED:
+        return np.arange(world_size)
+    return np.arange(min(world_size, max(block, MAX_COUNTED // block * block), 4 * MAX_COUNTED))
 
 
 def _count(sources: Ints, targets: Ints, workers_per_node: int, nodes_per_rack: int) -> Flows:

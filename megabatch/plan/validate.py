@@ -113,7 +113,7 @@ def validate_rows(path: str | Path) -> Validation:
         try:
             results.append(_predict(row, known, rule))
         except MegabatchError as error:
-            refused.append(f"line {row.line} ({row.label}, {row.num_workers:,} workers): {error}")
+            refused.append(f"line {row.line} ({row.label}, {row.world_size:,} workers): {error}")
     if not results:
         raise DataError(
             f"'{path}' has no row that the others can predict; add rows of at most {CALIBRATED_WORKERS} workers"
@@ -130,8 +130,8 @@ def _calibration_rows(rows: Sequence[Row]) -> list[Row]:
     least: dict[str, int] = {}
     for row in rows:
         kind = generation(row.accelerator)
-        least[kind] = min(least.get(kind, row.num_workers), row.num_workers)
-    return [row for row in rows if row.num_workers <= max(CALIBRATED_WORKERS, least[generation(row.accelerator)])]
+        least[kind] = min(least.get(kind, row.world_size), row.world_size)
+    return [row for row in rows if row.world_size <= max(CALIBRATED_WORKERS, least[generation(row.accelerator)])]
 
 
 def _predict(row: Row, known: Sequence[Row], rule: str) -> RowResult:
@@ -141,7 +141,7 @@ def _predict(row: Row, known: Sequence[Row], rule: str) -> RowResult:
 
 def _from_rows(row: Row, evidence_rows: Sequence[Row], evidence: str, rule: str) -> RowResult:
     fit = fit_steps(evidence_rows, evidence)
-    where = (row.local_batch, row.num_workers, row.num_nodes)
+    where = (row.local_batch, row.world_size, row.num_nodes)
     predicted = fit.predict(*where, logged=row.contains_evaluation)
     return RowResult(
         rule=rule,
@@ -149,7 +149,7 @@ def _from_rows(row: Row, evidence_rows: Sequence[Row], evidence: str, rule: str)
         kind=row.kind,
         evidence=evidence,
         num_calibration_rows=len(evidence_rows),
-        workers=row.num_workers,
+        workers=row.world_size,
         local_batch=row.local_batch,
         measured_ms=1e3 * row.step_seconds,
         predicted_ms=1e3 * predicted.middle,
@@ -167,7 +167,7 @@ def _pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
         (smaller, larger)
         for smaller in rows
         for larger in rows
-        if smaller.num_workers < larger.num_workers
+        if smaller.world_size < larger.world_size
         and (smaller.family, smaller.stack, smaller.local_batch) == (larger.family, larger.stack, larger.local_batch)
     ]
 

@@ -1,4 +1,4 @@
-"""What is trained, as the planner sees it: gradient bytes by layer, pictures, batches, epochs. Imports no torch.
+"""What is trained, as the planner sees it: gradient bytes by layer, images, batches, epochs. Imports no torch.
 
 The layer list of the ResNets is computed once from `megabatch.model.resnet` at 224 pixels and stored as
 `data/layers.csv`; a test compares the two. Gradients become ready from the last layer to the first, each layer
@@ -19,7 +19,7 @@ from pathlib import Path
 from megabatch.config import Config
 from megabatch.errors import ConfigError, nearest
 from megabatch.recipes import load_config
-from megabatch.schedule.batch import BatchStages, count_updates, parse_stages
+from megabatch.schedule.batch import BatchStages, count_steps, parse_stages
 
 __all__ = ["IMAGENET_TRAIN", "Branch", "Bucket", "Layer", "Workload", "fill_buckets", "model_layers", "workload_of"]
 
@@ -28,7 +28,7 @@ _LAYERS = Path(__file__).parent / "data" / "layers.csv"
 _GRADIENT_BYTES = 4
 """Of one parameter as it is computed, and as DDP counts buckets."""
 _KNOWN_SETS = {"fashion-mnist": (60_000, 10_000), "cifar10": (50_000, 10_000), "imagenette": (9_469, 3_925)}
-_WIRE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
+_GRAD_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +50,22 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A collapse that leaves the trunk at an epoch and comes on top of it; batch_total 0: that of the trunk there."""
+    """A collapse that leaves the trunk at an epoch; global_batch_size 0 is that of the trunk there."""
 
     at_epoch: float
     epochs: float
-    batch_total: int = 0
+    global_batch_size: int = 0
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One recipe. `bytes_per_parameter` on the wire; `work` is multiply-adds of one picture (0: not known)."""
+    """One recipe. `bytes_per_parameter` on the wire; `work` is multiply-adds of one image (0: not known)."""
 
     name: str
     model: str
     layers: tuple[Layer, ...]
     stages: BatchStages
-    ghost_batch: int
+    ghost_batch_size: int
     epochs: float
     num_train: int = IMAGENET_TRAIN
     num_val: int = IMAGENET_VAL
@@ -76,7 +76,7 @@ class Workload:
     algorithm: str = "backend"
     branches: tuple[Branch, ...] = ()
     image_size: int = 224
-    max_updates: int = 0
+    max_steps: int = 0
     notes: tuple[str, ...] = ()
 
     @property
@@ -90,48 +90,48 @@ class Workload:
         return float(math.ceil(sum(layer.parameters for layer in self.layers) * _GRADIENT_BYTES / 2**20) + 1)
 
     @property
-    def batch_totals(self) -> tuple[int, ...]:
+    def global_batch_sizes(self) -> tuple[int, ...]:
         """Every total batch of the trunk and its branches, rising."""
-        return tuple(sorted({*self.stages.batch_totals, *(self._total(branch, 1.0) for branch in self.branches)}))
+        return tuple(sorted({*self.stages.global_batch_sizes, *(self._total(branch, 1.0) for branch in self.branches)}))
 
-    def with_batch(self, stages: BatchStages, ghost_batch: int | None = None) -> Workload:
+    def with_batch(self, stages: BatchStages, ghost_batch_size: int | None = None) -> Workload:
         """The same recipe at another total batch."""
-        return dataclasses.replace(self, stages=stages, ghost_batch=ghost_batch or self.ghost_batch)
+        return dataclasses.replace(self, stages=stages, ghost_batch_size=ghost_batch_size or self.ghost_batch_size)
 
-    def updates_by_stage(self, epochs: float) -> list[tuple[int, int]]:
-        """(total batch, updates) of each stage and then of each branch, for a trunk of so many epochs."""
+    def steps_by_stage(self, epochs: float) -> list[tuple[int, int]]:
+        """(total batch, steps) of each stage and then of each branch, for a trunk of so many epochs."""
         counts, before = [], 0
-        for index in range(1, len(self.stages.batch_totals) + 1):
-            head = BatchStages(self.stages.from_epochs[:index], self.stages.batch_totals[:index])
-            last = index == len(self.stages.batch_totals)
+        for index in range(1, len(self.stages.global_batch_sizes) + 1):
+            head = BatchStages(self.stages.from_epochs[:index], self.stages.global_batch_sizes[:index])
+            last = index == len(self.stages.global_batch_sizes)
             end = epochs if last else min(epochs, self.stages.from_epochs[index])
-            total = count_updates(head, self.ghost_batch, self.num_train, max(0, round(end * self.num_train)))
-            counts.append((self.stages.batch_totals[index - 1], max(0, total - before)))
+            total = count_steps(head, self.ghost_batch_size, self.num_train, max(0, round(end * self.num_train)))
+            counts.append((self.stages.global_batch_sizes[index - 1], max(0, total - before)))
             before = max(before, total)
         stretched = epochs / self.epochs  # as `megabatch train --epochs` does
         for branch in self.branches:
-            batch_total = self._total(branch, stretched)
+            global_batch_size = self._total(branch, stretched)
             samples = round(branch.epochs * stretched * self.num_train)
-            alone = BatchStages((0.0,), (batch_total,))
-            counts.append((batch_total, count_updates(alone, self.ghost_batch, self.num_train, samples)))
-        return _at_most(counts, self.max_updates)
+            alone = BatchStages((0.0,), (global_batch_size,))
+            counts.append((global_batch_size, count_steps(alone, self.ghost_batch_size, self.num_train, samples)))
+        return _at_most(counts, self.max_steps)
 
     def _total(self, branch: Branch, stretched: float) -> int:
-        return branch.batch_total or self.stages.at(branch.at_epoch * stretched)
+        return branch.global_batch_size or self.stages.at(branch.at_epoch * stretched)
 
 
 def _at_most(counts: list[tuple[int, int]], limit: int) -> list[tuple[int, int]]:
-    """The first `limit` updates of all; 0: no limit."""
+    """The first `limit` steps of all; 0: no limit."""
     left, found = limit or sum(number for _, number in counts), []
-    for batch_total, number in counts:
-        found.append((batch_total, min(number, left)))
+    for global_batch_size, number in counts:
+        found.append((global_batch_size, min(number, left)))
         left -= found[-1][1]
     return found
 
 
 @cache
 def model_layers(model: str) -> tuple[tuple[Layer, ...], float]:
-    """The layers of a stored network and its multiply-adds per picture.
+    """The layers of a stored network and its multiply-adds per image.
 
     Raises:
         ConfigError: no layer list is stored for it.
@@ -186,47 +186,47 @@ def workload_from_config(config: Config, name: str, layers: tuple[Layer, ...] | 
     if layers is None:
         layers, work = model_layers(config.model.label)
         work *= (config.data.image_size / 224) ** 2
-    num_train, num_val = _num_pictures(config)
-    stages, collapse = parse_stages(config.train.batch_total), config.collapse
+    num_train, num_val = _num_images(config)
+    stages, collapse = parse_stages(config.train.global_batch_size), config.collapse
     at_epochs = collapse.at_epochs if collapse else ()
     return Workload(
         name=name,
         model=config.model.label,
         layers=layers,
         stages=stages,
-        ghost_batch=config.train.ghost_batch,
+        ghost_batch_size=config.train.ghost_batch_size,
         epochs=config.train.epochs,
         num_train=num_train,
         num_val=num_val,
-        bytes_per_parameter=_WIRE_BYTES[config.comm.wire],
+        bytes_per_parameter=_GRAD_BYTES[config.comm.grad_dtype],
         work=work,
         evaluate_every_epochs=config.train.evaluate_every_epochs or config.train.epochs,
         bucket_mb=config.comm.bucket_mb,
         algorithm=config.comm.algorithm,
-        branches=tuple(Branch(at, collapse.epochs, collapse.batch_total or 0) for at in at_epochs if collapse),
+        branches=tuple(Branch(at, collapse.epochs, collapse.global_batch_size or 0) for at in at_epochs if collapse),
         image_size=config.data.image_size,
-        max_updates=config.train.max_updates,
+        max_steps=config.train.max_steps,
         notes=("the batch may grow by itself (batch_control.adaptive); the stages are priced as they stand",)
         if config.batch_control and config.batch_control.adaptive
         else (),
     )
 
 
-def _num_pictures(config: Config) -> tuple[int, int]:
-    """Pictures to train on and to evaluate; a part of the set where the recipe takes a part."""
+def _num_images(config: Config) -> tuple[int, int]:
+    """Images to train on and to evaluate; a part of the set where the recipe takes a part."""
     num_train, num_val = _whole_set(config)
-    held_out = config.data.held_out_pictures
-    num_train = min(config.data.max_train_pictures or num_train, num_train - held_out)
+    held_out = config.data.held_out_images
+    num_train = min(config.data.max_train_images or num_train, num_train - held_out)
     if num_train < 1:
-        raise ConfigError(f"data.held_out_pictures {held_out:,} leaves nothing to train on; hold out fewer")
+        raise ConfigError(f"data.held_out_images {held_out:,} leaves nothing to train on; hold out fewer")
     return num_train, held_out or num_val
 
 
 def _whole_set(config: Config) -> tuple[int, int]:
-    """Pictures of a known set; ImageNet's where the recipe is of that size; the generated set's otherwise."""
+    """Images of a known set; ImageNet's where the recipe is of that size; the generated set's otherwise."""
     source = config.data.source
-    if config.promise.pictures and source not in (*_KNOWN_SETS, "generated"):
-        return config.promise.pictures, IMAGENET_VAL
+    if config.reference.images and source not in (*_KNOWN_SETS, "generated"):
+        return config.reference.images, IMAGENET_VAL
     if source in _KNOWN_SETS:
         return _KNOWN_SETS[source]
     if source == "generated":

@@ -1,6 +1,6 @@
 """Recipes: TOML files that say everything about a run except the machines it runs on.
 
-A recipe opens with `[promise]`: the paper, the hardware, the time and the accuracy it claims, and what is unknown.
+A recipe opens with `[reference]`: the paper, the hardware, the time and the accuracy it claims, and what is unknown.
 `base = "other"` starts from another recipe and changes what differs. `--set section.key=value` changes one setting,
 `--scale cifar10` fits all of it to a small set, `--epochs 30` shortens it; see `megabatch.recipes.scale`.
 """

@@ -1,15 +1,15 @@
 """A recipe made for a large set, fitted to a small one or to fewer epochs, with the shape of everything kept.
 
-`at_scale` replaces pictures, network and ghost batch by those of a profile (a TOML file in `recipes/scales`, or one of
-the user's own) and scales every batch so that batch / pictures in the set stays. Epochs and schedules stay. Hence the
-number of updates stays, and with it the noise scale rate * pictures / batch (Smith and Le 2017), so rates stay too;
-`optimizer.rate_factor` changes their level. Batches are rounded to whole ghost batches: `scaling_lines` says how.
+`at_scale` replaces images, network and ghost batch by those of a profile (a TOML file in `recipes/scales`, or one of
+the user's own) and scales every batch so that batch / images in the set stays. Epochs and schedules stay. Hence the
+number of steps stays, and with it the noise scale rate * images / batch (Smith and Le 2017), so rates stay too;
+`optimizer.lr_factor` changes their level. Batches are rounded to whole ghost batches: `scaling_lines` says how.
 
 `over_epochs` compresses or stretches the epoch axis: every epoch in schedules, batch stages, transitions and collapses
 is multiplied by the same factor. How often a run is evaluated and saved stays.
 
 Both go by the house's naming rule, so that they reach settings they have never heard of: a number of epochs is called
-`..._epoch` or `..._epochs`, a batch `...batch_total`.
+`..._epoch` or `..._epochs`, a batch `...global_batch_size`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from megabatch.config.section import PositiveInt, Section
 from megabatch.errors import ConfigError, nearest
 from megabatch.recipes.overrides import apply_override
 from megabatch.recipes.validate import validate
-from megabatch.schedule.batch import count_updates, parse_stages
+from megabatch.schedule.batch import count_steps, parse_stages
 
 __all__ = ["Profile", "at_scale", "over_epochs", "profile_names", "read_profile", "scaling_lines"]
 
@@ -39,17 +39,17 @@ class Profile(Section):
     """A small set to scale a recipe to, the network for it, and what else a small machine needs."""
 
     name: str = ""
-    pictures: PositiveInt  # in its training set
+    images: PositiveInt  # in its training set
     data: dict[str, Any]  # replaces the recipe's section
     model: dict[str, Any] = Field(default_factory=dict)  # these three are laid over the recipe's
     train: dict[str, Any] = Field(default_factory=dict)
     comm: dict[str, Any] = Field(default_factory=dict)
 
     @property
-    def training_pictures(self) -> int:
+    def training_images(self) -> int:
         """How many are trained on, with those kept out by settings of the data left out."""
-        limit = int(self.data.get("max_train_pictures", 0)) or self.pictures
-        return min(limit, self.pictures - int(self.data.get("held_out_pictures", 0)))
+        limit = int(self.data.get("max_train_images", 0)) or self.images
+        return min(limit, self.images - int(self.data.get("held_out_images", 0)))
 
 
 def profile_names() -> list[str]:
@@ -70,7 +70,7 @@ def read_profile(name: str, overrides: list[str] | None = None) -> Profile:
     try:
         table = {"name": path.stem, **tomllib.loads(path.read_text(encoding="utf-8"))}
         for override in overrides or []:
-            if override.lstrip().startswith(("data.", "model.", "train.ghost_batch")):
+            if override.lstrip().startswith(("data.", "model.", "train.ghost_batch_size")):
                 apply_override(table, override)
         return Profile.model_validate(table)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -82,24 +82,24 @@ def read_profile(name: str, overrides: list[str] | None = None) -> Profile:
 
 
 def at_scale(config: Config, profile: Profile) -> Config:
-    """The recipe fitted to the profile's set: same epochs, same schedules, same batch / pictures.
+    """The recipe fitted to the profile's set: same epochs, same schedules, same batch / images.
 
     Raises:
-        ConfigError: the recipe does not say for how many pictures it was made, or the result cannot work.
+        ConfigError: the recipe does not say for how many images it was made, or the result cannot work.
     """
-    if config.promise.pictures is None:
+    if config.reference.images is None:
         raise ConfigError(
-            "--scale needs to know for how many training pictures a recipe was made and this one does not say; "
-            "add promise.pictures to it"
+            "--scale needs to know for how many training images a recipe was made and this one does not say; "
+            "add reference.images to it"
         )
-    ghost = int(profile.train.get("ghost_batch", config.train.ghost_batch))
-    factor = profile.training_pictures / config.promise.pictures
+    ghost = int(profile.train.get("ghost_batch_size", config.train.ghost_batch_size))
+    factor = profile.training_images / config.reference.images
 
     def scale(key: str, value: Any) -> Any:
-        if not key.endswith("batch_total") or value == 0:
+        if not key.endswith("global_batch_size") or value == 0:
             return value
         stages = parse_stages(value)
-        totals = [max(1, round(total * factor / ghost)) * ghost for total in stages.batch_totals]
+        totals = [max(1, round(total * factor / ghost)) * ghost for total in stages.global_batch_sizes]
         return _stages_text(stages.from_epochs, totals)
 
     table = _mapped(config.model_dump(mode="json", exclude_none=True), scale)
@@ -107,8 +107,8 @@ def at_scale(config: Config, profile: Profile) -> Config:
     for section in ("model", "train", "comm"):
         table[section] |= getattr(profile, section)
     told = f"not known: a published recipe scaled to {profile.name}"
-    table["promise"] |= {"pictures": profile.training_pictures, "hardware": "any", "time": told, "accuracy": told}
-    table["promise"].pop("workers", None)
+    table["reference"] |= {"images": profile.training_images, "hardware": "any", "time": told, "accuracy": told}
+    table["reference"].pop("workers", None)
     return validate(table, source=f"the recipe at scale '{profile.name}'")
 
 
@@ -123,9 +123,9 @@ def over_epochs(config: Config, epochs: float) -> Config:
     factor = epochs / config.train.epochs
 
     def stretch(key: str, value: Any) -> Any:
-        if key.endswith("batch_total") and isinstance(value, str):
+        if key.endswith("global_batch_size") and isinstance(value, str):
             stages = parse_stages(value)
-            return _stages_text([start * factor for start in stages.from_epochs], stages.batch_totals)
+            return _stages_text([start * factor for start in stages.from_epochs], stages.global_batch_sizes)
         if not (key.endswith(("_epoch", "_epochs")) or key == "epochs") or key in _INTERVALS or isinstance(value, bool):
             return value
         return [one * factor for one in value] if isinstance(value, list) else value * factor
@@ -136,32 +136,32 @@ def over_epochs(config: Config, epochs: float) -> Config:
 
 
 def scaling_lines(published: Config, scaled: Config) -> list[str]:
-    """What scaling did, for a person: batches as shares of the set, rounding, updates."""
-    pictures, small = published.promise.pictures or 0, scaled.promise.pictures or 0
-    lines = [f"scaled         {pictures:,} -> {small:,} pictures, network {scaled.model.name}"]
-    old, new = (parse_stages(one.train.batch_total) for one in (published, scaled))
-    if pictures and small and len(old.batch_totals) == len(new.batch_totals):
-        for before, after in zip(old.batch_totals, new.batch_totals, strict=True):
-            exact, ghost = before * small / pictures, scaled.train.ghost_batch
+    """What scaling did, for a person: batches as shares of the set, rounding, steps."""
+    images, small = published.reference.images or 0, scaled.reference.images or 0
+    lines = [f"scaled         {images:,} -> {small:,} images, network {scaled.model.name}"]
+    old, new = (parse_stages(one.train.global_batch_size) for one in (published, scaled))
+    if images and small and len(old.global_batch_sizes) == len(new.global_batch_sizes):
+        for before, after in zip(old.global_batch_sizes, new.global_batch_sizes, strict=True):
+            exact, ghost = before * small / images, scaled.train.ghost_batch_size
             lines.append(
-                f"total batch    {before:,} ({before / pictures:.2%} of the set) -> {after:,} ({after / small:.2%}), "
+                f"total batch    {before:,} ({before / images:.2%} of the set) -> {after:,} ({after / small:.2%}), "
                 f"rounded from {exact:,.1f} to whole ghost batches of {ghost} ({after / exact - 1:+.1%})"
             )
         counts = [
-            count_updates(stages, one.train.ghost_batch, total, round(one.train.epochs * total))
-            for stages, one, total in ((old, published, pictures), (new, scaled, small))
+            count_steps(stages, one.train.ghost_batch_size, total, round(one.train.epochs * total))
+            for stages, one, total in ((old, published, images), (new, scaled, small))
         ]
-        lines.append(f"updates        {counts[0]:,} -> {counts[1]:,}")
-    if scaled.optimizer.rate_factor != 1:
-        lines.append(f"rates          times {scaled.optimizer.rate_factor:g}")
+        lines.append(f"steps        {counts[0]:,} -> {counts[1]:,}")
+    if scaled.optimizer.lr_factor != 1:
+        lines.append(f"rates          times {scaled.optimizer.lr_factor:g}")
     return lines
 
 
-def _stages_text(from_epochs: Any, batch_totals: Any) -> int | str:
-    if len(batch_totals) == 1:
-        return int(batch_totals[0])
-    # repr, because a rounded epoch may lie an update after the schedules that change with the stage.
-    return " ".join(f"{_short(start)}:{total}" for start, total in zip(from_epochs, batch_totals, strict=True))
+def _stages_text(from_epochs: Any, global_batch_sizes: Any) -> int | str:
+    if len(global_batch_sizes) == 1:
+        return int(global_batch_sizes[0])
+    # repr, because a rounded epoch may lie a step after the schedules that change with the stage.
+    return " ".join(f"{_short(start)}:{total}" for start, total in zip(from_epochs, global_batch_sizes, strict=True))
 
 
 def _short(number: float) -> str:

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from megabatch.config import Config
 from megabatch.recipes import load_config, recipe_names, recipe_path
-from megabatch.schedule.batch import count_updates, deal, parse_stages
+from megabatch.schedule.batch import count_steps, parse_stages, shard_range
 
 __all__ = ["derived_numbers", "print_recipe", "print_recipes"]
 
@@ -26,20 +26,20 @@ def print_recipes(console: Console | None = None) -> None:
         table.add_column(column, overflow="fold")
     for name in recipe_names():
         config = load_config(name)
-        promise = config.promise
-        batch = " -> ".join(f"{total:,}" for total in parse_stages(config.train.batch_total).batch_totals)
-        table.add_row(name, batch, f"{config.train.epochs:.4g}", promise.time, promise.accuracy, promise.hardware)
+        reference = config.reference
+        batch = " -> ".join(f"{total:,}" for total in parse_stages(config.train.global_batch_size).global_batch_sizes)
+        table.add_row(name, batch, f"{config.train.epochs:.4g}", reference.time, reference.accuracy, reference.hardware)
     (console or Console()).print(table)
 
 
 def print_recipe(name: str, console: Console | None = None) -> None:
-    """The promise of one recipe, what is unknown about it, what follows from it, and its settings as written."""
+    """The reference of one recipe, what is unknown about it, what follows from it, and its settings as written."""
     console = console or Console(highlight=False, soft_wrap=True)
     config: Config = load_config(name)
-    for label, text in config.promise.model_dump(exclude={"unknown", "workers", "pictures"}).items():
+    for label, text in config.reference.model_dump(exclude={"unknown", "workers", "images"}).items():
         if text:
             console.print(f"{label:<{_LABEL}}{text}", markup=False)
-    for line in config.promise.unknown:
+    for line in config.reference.unknown:
         console.print(f"{'unknown':<{_LABEL}}{line}", markup=False)
     for line in derived_numbers(config):
         console.print(f"{'numbers':<{_LABEL}}{line}", markup=False)
@@ -51,20 +51,20 @@ def print_recipe(name: str, console: Console | None = None) -> None:
 
 
 def derived_numbers(config: Config) -> list[str]:
-    """What follows from a recipe at its published size: updates, ghost batches, how they fall to the workers."""
-    pictures, workers = config.promise.pictures, config.promise.workers
-    stages, ghost = parse_stages(config.train.batch_total), config.train.ghost_batch
+    """What follows from a recipe at its published size: steps, ghost batches, how they fall to the workers."""
+    images, workers = config.reference.images, config.reference.workers
+    stages, ghost = parse_stages(config.train.global_batch_size), config.train.ghost_batch_size
     lines = []
-    if pictures:
-        updates = count_updates(stages, ghost, pictures, round(config.train.epochs * pictures))
-        lines.append(f"{updates:,} updates in {config.train.epochs:g} epochs of {pictures:,} pictures")
-    for start, total in zip(stages.from_epochs, stages.batch_totals, strict=True):
+    if images:
+        steps = count_steps(stages, ghost, images, round(config.train.epochs * images))
+        lines.append(f"{steps:,} steps in {config.train.epochs:g} epochs of {images:,} images")
+    for start, total in zip(stages.from_epochs, stages.global_batch_sizes, strict=True):
         ghosts = total // ghost
-        line = f"from epoch {start:g}: {total:,} pictures an update = {ghosts:,} ghost batches of {ghost}"
+        line = f"from epoch {start:g}: {total:,} images a step = {ghosts:,} ghost batches of {ghost}"
         if workers:
-            counts = sorted({len(deal(ghosts, workers, worker)) for worker in range(workers)})
+            counts = sorted({len(shard_range(ghosts, workers, worker)) for worker in range(workers)})
             line += f", {' or '.join(map(str, counts))} on each of {workers:,} workers"
-        if pictures:
-            line += f"; {total / pictures:.2%} of the set"
+        if images:
+            line += f"; {total / images:.2%} of the set"
         lines.append(line)
     return lines

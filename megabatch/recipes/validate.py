@@ -10,7 +10,31 @@ from megabatch.config import Config
 from megabatch.errors import ConfigError, nearest
 from megabatch.schedule.pieces import Piece
 
-__all__ = ["validate"]
+__all__ = ["RENAMED", "validate"]
+
+# Settings that had another name before 0.1 was released. A recipe that still has one is refused with the new name.
+RENAMED = {
+    "promise": "reference",
+    "promise.pictures": "reference.images",
+    "train.batch_total": "train.global_batch_size",
+    "train.ghost_batch": "train.ghost_batch_size",
+    "train.evaluation_batch": "train.evaluation_batch_size",
+    "train.max_updates": "train.max_steps",
+    "train.max_skipped_updates": "train.max_skipped_steps",
+    "norm.newest_share": "norm.momentum",
+    "comm.wire": "comm.grad_dtype",
+    "checkpoint.every_updates": "checkpoint.every_steps",
+    "optimizer.learning_rate": "optimizer.lr",
+    "optimizer.rate_factor": "optimizer.lr_factor",
+    "optimizer.rmsprop_warmup.rate": "optimizer.rmsprop_warmup.lr",
+    "collapse.learning_rate": "collapse.lr",
+    "collapse.batch_total": "collapse.global_batch_size",
+    "batch_control.measure_every_updates": "batch_control.measure_every_steps",
+    "batch_control.adaptive.max_batch_total": "batch_control.adaptive.max_global_batch_size",
+    "batch_control.adaptive.lead_updates": "batch_control.adaptive.lead_steps",
+    "data.max_train_pictures": "data.max_train_images",
+    "data.held_out_pictures": "data.held_out_images",
+}
 
 
 def validate(table: dict[str, Any], source: str) -> Config:
@@ -39,6 +63,8 @@ def _one_line(error: ValidationError, source: str) -> str:
     names = key_path(first)
     where = ".".join(names)
     if first["type"] == "extra_forbidden":
+        if where in RENAMED:
+            return f"'{where}' in {source} is now called '{RENAMED[where]}'; rename it"
         known = _known_keys(names[:-1])
         hint = nearest(names[-1], known) or f"; known: {', '.join(sorted(known))}"
         return f"unknown key '{where}' in {source}{hint}"

@@ -24,7 +24,7 @@ class Tile:
     value: str
     detail: str
     tag: str = "measured"
-    promise: str = ""
+    reference: str = ""
     is_kept: bool | None = None
 
 
@@ -35,7 +35,7 @@ def state(run: Run) -> tuple[str, str]:
         return "finished", "good"
     if status == "stopped":
         return f"stopped by {text(run.summary.get('stopped_by'), 40)}", "bad"
-    return ("no result yet", "") if run.metrics.num_rows else ("no update yet", "")
+    return ("no result yet", "") if run.metrics.num_rows else ("no step yet", "")
 
 
 def headline(runs: Sequence[Run]) -> str:
@@ -52,14 +52,14 @@ def headline(runs: Sequence[Run]) -> str:
     if top1 is None or seconds is None:
         epoch = run.metrics.points("loss")[-1].epoch if run.metrics.points("loss") else 0.0
         return f"{model} after {epoch:.2f} epochs"
-    workers = run.num_workers or 1
+    workers = run.world_size or 1
     plural = "s" if workers > 1 else ""
     return f"{model} reached {percent_text(top1)} top-1 in {seconds_text(seconds)} on {workers:,} worker{plural}"
 
 
 def tiles(run: Run) -> list[Tile]:
-    """Accuracy, time and speed, each against the promise at the recipe's head."""
-    promise = {name: text(setting(run, f"promise.{name}")) for name in ("accuracy", "time", "hardware", "paper")}
+    """Accuracy, time and speed, each against the reference at the recipe's head."""
+    reference = {name: text(setting(run, f"reference.{name}")) for name in ("accuracy", "time", "hardware", "paper")}
     found = []
     top1, top5 = number(run.summary.get("top1")), number(run.summary.get("top5"))
     validated = run.metrics.points("val_top1")
@@ -68,40 +68,46 @@ def tiles(run: Run) -> list[Tile]:
     epoch = number(run.summary.get("epoch"))
     if top1 is not None:
         detail = [f"top-5 {percent_text(top5)}"] if top5 is not None else []
-        pictures = number(run.summary.get("val_pictures"))
-        detail += [f"all {pictures:,.0f} validation pictures"] if pictures else []
+        images = number(run.summary.get("val_images"))
+        detail += [f"all {images:,.0f} validation images"] if images else []
         detail += [f"after {count_text(epoch)} epochs"] if epoch else []
-        is_kept = kept(top1, promise["accuracy"]) if run.is_finished else None
+        is_kept = kept(top1, reference["accuracy"]) if run.is_finished else None
         found.append(
-            Tile("Top-1 accuracy", percent_text(top1), ", ".join(detail), promise=promise["accuracy"], is_kept=is_kept)
+            Tile(
+                "Top-1 accuracy",
+                percent_text(top1),
+                ", ".join(detail),
+                reference=reference["accuracy"],
+                is_kept=is_kept,
+            )
         )
     seconds, wall = number(run.summary.get("training_seconds")), number(run.summary.get("wall_seconds"))
     if seconds is not None:
-        updates = number(run.summary.get("updates"))
-        detail = [f"{updates:,.0f} updates"] if updates else []
+        steps = number(run.summary.get("steps"))
+        detail = [f"{steps:,.0f} steps"] if steps else []
         detail += [f"{seconds_text(wall)} with evaluation and checkpoints"] if wall else []
-        hardware = f" on {promise['hardware']}" if promise["hardware"] else ""
+        hardware = f" on {reference['hardware']}" if reference["hardware"] else ""
         found.append(
             Tile(
                 "Training time",
                 seconds_text(seconds),
                 ", ".join(detail),
-                promise=promise["time"] and promise["time"] + hardware,
+                reference=reference["time"] and reference["time"] + hardware,
             )
         )
     column = run.metrics.columns.get("images_per_second")
     speed = column.quantile(0.5) if column else None
     if speed and column:
-        workers = run.num_workers
-        detail = [f"median of {len(column.sample):,} updates"]
+        workers = run.world_size
+        detail = [f"median of {len(column.sample):,} steps"]
         detail += [f"{count_text(speed / workers)} per worker"] if workers else []
         found.append(Tile("Throughput", f"{count_text(speed)} images/s", ", ".join(detail)))
     return found
 
 
-def kept(top1: float, promise: str) -> bool | None:
-    """Whether an accuracy reaches the first percentage of a promise; None when it names none."""
-    match = re.search(r"(\d{1,3}(?:\.\d{1,6})?) ?%", promise)
+def kept(top1: float, reference: str) -> bool | None:
+    """Whether an accuracy reaches the first percentage of a reference; None when it names none."""
+    match = re.search(r"(\d{1,3}(?:\.\d{1,6})?) ?%", reference)
     return None if match is None else 100 * top1 >= float(match[1])
 
 
@@ -113,21 +119,21 @@ def conditions(run: Run) -> list[tuple[str, str]]:
     more = f" and {len(hosts) - 6} more" if len(hosts) > 6 else ""
     gradient = number(env.get("gradient_bytes"))
     rows = [
-        ("recipe", text(setting(run, "promise.paper"))),
+        ("recipe", text(setting(run, "reference.paper"))),
         ("model", text(setting(run, "model.name"), 80)),
-        ("pictures", text(setting(run, "data.source"), 80)),
-        ("workers", f"{run.num_workers:,} in a grid of {run.grid_text}" if run.num_workers and run.grid_text else ""),
+        ("images", text(setting(run, "data.source"), 80)),
+        ("workers", f"{run.world_size:,} in a grid of {run.grid_text}" if run.world_size and run.grid_text else ""),
         ("hosts (workers)", shown + more),
         ("device", " ".join(filter(None, [text(env.get("device"), 80), _cores(env)]))),
         (
             "all-reduce",
-            f"{run.algorithm}, {text(setting(run, 'comm.wire'), 20) or 'fp32'} on the wire" if run.config else "",
+            f"{run.algorithm}, {text(setting(run, 'comm.grad_dtype'), 20) or 'fp32'} on the wire" if run.config else "",
         ),
-        ("gradient", f"{gradient / 2**20:.3g} MiB per update" if gradient else ""),
-        ("batch stages", text(setting(run, "train.batch_total"), 120)),
-        ("ghost batch", text(setting(run, "train.ghost_batch"), 20)),
+        ("gradient", f"{gradient / 2**20:.3g} MiB per step" if gradient else ""),
+        ("batch stages", text(setting(run, "train.global_batch_size"), 120)),
+        ("ghost batch", text(setting(run, "train.ghost_batch_size"), 20)),
         ("epochs", text(setting(run, "train.epochs"), 20)),
-        ("optimiser", text(setting(run, "optimizer.name"), 40)),
+        ("optimizer", text(setting(run, "optimizer.name"), 40)),
         ("precision", text(setting(run, "train.precision"), 20)),
         ("seed", text(setting(run, "train.seed"), 30)),
         ("versions", ", ".join(f"{text(k, 30)} {text(v, 40)}" for k, v in sorted(versions.items())[:12])),
@@ -135,7 +141,7 @@ def conditions(run: Run) -> list[tuple[str, str]]:
         ("backend", text(env.get("backend"), 30)),
         ("started by", text(env.get("launcher"), 30)),
         ("commit", text(env.get("commit"), 60)),
-        ("skipped updates", count_text(number(run.summary.get("skipped_updates")) or 0.0) if run.summary else ""),
+        ("skipped steps", count_text(number(run.summary.get("skipped_steps")) or 0.0) if run.summary else ""),
     ]
     return [(name, value) for name, value in rows if value]
 
@@ -151,7 +157,7 @@ def repeat_commands(run: Run) -> list[str]:
     """Commands that make the run and this page again; names of a run are quoted for the shell."""
     folder = shlex.quote(run.name)
     grid = f" --grid {run.grid_text}" if run.grid_text else ""
-    workers = f" --workers {run.num_workers}" if run.num_workers else ""
+    workers = f" --workers {run.world_size}" if run.world_size else ""
     lines = [
         f"megabatch train {folder}/config.toml{workers}{grid} --output {folder}-again",
         f"megabatch report {folder} {folder}-again",
@@ -180,9 +186,9 @@ def result_rows(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
                 percent_text(top1) if top1 is not None else "-",
                 seconds_text(seconds) if seconds is not None else "-",
                 count_text(speed) if speed is not None else "-",
-                f"{run.num_workers:,}" if run.num_workers else "-",
+                f"{run.world_size:,}" if run.world_size else "-",
                 run.algorithm,
-                text(setting(run, "train.batch_total"), 60) or "-",
+                text(setting(run, "train.global_batch_size"), 60) or "-",
                 text(setting(run, "train.epochs"), 20) or "-",
             ]
         )

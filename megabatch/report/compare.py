@@ -32,7 +32,7 @@ def flatten(value: Any, prefix: str = "", depth: int = 0) -> dict[str, str]:
 def differing_settings(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
     """(dotted name, value of each run) wherever not all runs agree; what a recipe merely says of itself is left out."""
     flat = [flatten(run.config) for run in runs]
-    names = sorted({name for one in flat for name in one if not name.startswith("promise.")})
+    names = sorted({name for one in flat for name in one if not name.startswith("reference.")})
     rows = [(name, [one.get(name, _ABSENT) for one in flat]) for name in names]
     return [(name, values) for name, values in rows if len(set(values)) > 1]
 

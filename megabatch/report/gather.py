@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megabatch.report.figure import Figure, Missing
-from megabatch.report.figures.curves import accuracy, batch_total, images_per_second, learning_rate, loss, momentum
+from megabatch.report.figures.curves import accuracy, global_batch_size, images_per_second, loss, lr, momentum
 from megabatch.report.figures.network import NetworkTimes, all_reduce
 from megabatch.report.figures.noise import ensemble, noise_scale
 from megabatch.report.figures.plan import predicted
@@ -20,7 +20,7 @@ __all__ = ["all_figures", "network_times"]
 def all_figures(runs: Sequence[Run], times: NetworkTimes | None = None) -> list[Figure | Missing]:
     """Every figure, or why it is not there."""
     makers = (
-        *(accuracy, loss, learning_rate, batch_total, momentum, images_per_second),
+        *(accuracy, loss, lr, global_batch_size, momentum, images_per_second),
         *(step_split, ranks, efficiency, predicted, noise_scale, ensemble),
     )
     found = [make(runs) for make in makers]

@@ -1,7 +1,7 @@
 """Reads `metrics.jsonl` of any length in bounded memory: curves of a few hundred points that keep every extreme.
 
 The file is read twice: once to count lines, once to sort them into at most `NUM_BUCKETS` buckets of consecutive rows.
-Of each column a bucket keeps its first, lowest, highest and last value, so a spike of one update in a million is
+Of each column a bucket keeps its first, lowest, highest and last value, so a spike of one step in a million is
 still on the page, and a file short enough keeps every row. Medians are over a thinned sample whose size is stated.
 """
 
@@ -20,8 +20,8 @@ __all__ = ["COLUMNS", "Column", "Metrics", "Point", "iterate_rows", "read_metric
 
 COLUMNS = (
     *("loss", "top1", "gradient_norm", "val_loss", "val_top1", "val_top5"),
-    *("learning_rate", "momentum", "weight_decay", "batch_total", "noise_scale", "images_per_second"),
-    *("update_seconds", "data_seconds", "compute_seconds", "communication_seconds"),
+    *("lr", "momentum", "weight_decay", "global_batch_size", "noise_scale", "images_per_second"),
+    *("step_seconds", "data_seconds", "compute_seconds", "communication_seconds"),
     *("forward_seconds", "backward_seconds", "optimizer_seconds"),
 )
 
@@ -29,8 +29,8 @@ NUM_BUCKETS = 400
 MAX_LINE_BYTES = 2**20
 MAX_SAMPLE = 100_000
 MAX_MARKS = 100
-# The first updates pay for memory, caches and connections: medians leave them out, and captions say so.
-LEFT_OUT_UPDATES = 5
+# The first steps pay for memory, caches and connections: medians leave them out, and captions say so.
+LEFT_OUT_STEPS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Point:
     """One value of a column, and where it stands."""
 
     row: int
-    update: float
+    step: float
     epoch: float
     value: float
 
@@ -60,8 +60,8 @@ class Column:
     _high: _Held | None = None
     _last: _Held | None = None
 
-    def add(self, row: int, update: float, epoch: float, value: float, bucket: int) -> None:
-        here = (row, update, epoch, value)
+    def add(self, row: int, step: float, epoch: float, value: float, bucket: int) -> None:
+        here = (row, step, epoch, value)
         if bucket != self._bucket or self._low is None or self._high is None:
             self.flush()
             self._bucket = bucket
@@ -71,7 +71,7 @@ class Column:
         elif value > self._high[3]:
             self._high = here
         self._last = here
-        if row >= LEFT_OUT_UPDATES and self.num_values % self._stride == 0:
+        if row >= LEFT_OUT_STEPS and self.num_values % self._stride == 0:
             self.sample.append(value)
             if len(self.sample) > MAX_SAMPLE:
                 self.sample = self.sample[::2]
@@ -132,7 +132,7 @@ def iterate_rows(path: Path) -> Iterator[dict[str, Any]]:
     with open_regular(path) as file:
         for line in bounded_lines(file, MAX_LINE_BYTES):
             row = _parse(line)
-            if row is not None and number(row.get("update")) is not None:
+            if row is not None and number(row.get("step")) is not None:
                 yield row
 
 
@@ -149,11 +149,11 @@ def _collect(lines: Iterator[bytes | None], num_lines: int) -> Metrics:
         if row is None:
             num_damaged += 1
             continue
-        update, epoch = number(row.get("update")), number(row.get("epoch"))
-        if update is None:
+        step, epoch = number(row.get("step")), number(row.get("epoch"))
+        if step is None:
             num_damaged += 1
             continue
-        place = update if epoch is None else epoch
+        place = step if epoch is None else epoch
         bucket = num_rows // rows_per_bucket
         for name in COLUMNS:
             value = row.get(name)
@@ -163,7 +163,7 @@ def _collect(lines: Iterator[bytes | None], num_lines: int) -> Metrics:
                 column = columns.get(name)
                 if column is None:
                     column = columns[name] = Column()
-                column.add(num_rows, update, place, value, bucket)
+                column.add(num_rows, step, place, value, bucket)
         if row.get("phase") != last_phase and len(stages) < MAX_MARKS:
             last_phase = row.get("phase")
             if stage := text(last_phase, 40):

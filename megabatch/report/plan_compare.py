@@ -1,7 +1,7 @@
 """A plan beside the run that followed it: what was predicted, what was measured, and where the run is not the plan's.
 
-One comparison serves `megabatch plan --compare` and the report. Per update the run measures compute, communication and
-waiting for data, as means over workers; compared are medians over updates of the batch that the plan priced, without
+One comparison serves `megabatch plan --compare` and the report. Per step the run measures compute, communication and
+waiting for data, as means over workers; compared are medians over steps of the batch that the plan priced, without
 the first few. A worker that waits for a slower one waits inside the all-reduce, so the plan's stragglers are compared
 together with its exposed communication. The plan counts evaluations, so the whole training is the run's wall clock.
 """
@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from megabatch.errors import DataError
-from megabatch.report.metrics import LEFT_OUT_UPDATES, Column, iterate_rows
+from megabatch.report.metrics import LEFT_OUT_STEPS, Column, iterate_rows
 from megabatch.report.run import Run, read_run, setting
 from megabatch.report.untrusted import UnreadableError, items, number, table, text
 
-__all__ = ["LEFT_OUT_UPDATES", "PartComparison", "PlanComparison", "compare", "compare_run"]
+__all__ = ["LEFT_OUT_STEPS", "PartComparison", "PlanComparison", "compare", "compare_run"]
 
-_PER_UPDATE = (
-    ("update", "step_seconds", "update_seconds"),
+_PER_STEP = (
+    ("step", "step_seconds", "step_seconds"),
     ("compute", "compute_seconds", "compute_seconds"),
     ("communication and waiting", "communication_and_waiting_seconds", "communication_seconds"),
     ("waiting for data", "data_seconds", "data_seconds"),
@@ -31,13 +31,13 @@ _PER_UPDATE = (
 )
 
 _ALLOWANCE = 0.02
-"""Of an update: what a part that was predicted as 0 may take. Its own interval has no width, a clock has."""
+"""Of a step: what a part that was predicted as 0 may take. Its own interval has no width, a clock has."""
 
-_SAME_UPDATES = 0.02
+_SAME_STEPS = 0.02
 """Epochs to a target are rounded up when they are followed; a run that differs by more is another training."""
 
 _MAX_BATCHES = 64
-_OF_NO_ACCOUNT = ("data.path", "log.", "promise.")
+_OF_NO_ACCOUNT = ("data.path", "log.", "reference.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +65,13 @@ class PartComparison:
 class PlanComparison:
     """The parts, and in words what the run did otherwise than planned; `remark` says what could not be compared.
 
-    batch_total: of the updates that the parts are medians of; 0 when the run does not tell.
+    global_batch_size: of the steps that the parts are medians of; 0 when the run does not tell.
     """
 
     parts: tuple[PartComparison, ...]
     differences: tuple[str, ...] = ()
     remark: str = ""
-    batch_total: float = 0.0
+    global_batch_size: float = 0.0
 
     def __iter__(self) -> Iterator[PartComparison]:
         return iter(self.parts)
@@ -83,9 +83,9 @@ class PlanComparison:
 
     @property
     def medians_line(self) -> str:
-        """A sentence for people: over which updates."""
-        of = f" of {self.batch_total:,.0f} pictures" if self.batch_total else ""
-        return f"medians over updates{of}, the first {LEFT_OUT_UPDATES} of the run left out"
+        """A sentence for people: over which steps."""
+        of = f" of {self.global_batch_size:,.0f} images" if self.global_batch_size else ""
+        return f"medians over steps{of}, the first {LEFT_OUT_STEPS} of the run left out"
 
     def as_data(self) -> dict[str, Any]:
         """For `--json`."""
@@ -94,7 +94,7 @@ class PlanComparison:
             "parts": parts,
             "differences": list(self.differences),
             "remark": self.remark,
-            "batch_total": self.batch_total,
+            "global_batch_size": self.global_batch_size,
         }
 
 
@@ -107,7 +107,7 @@ def compare(run: Run) -> PlanComparison:
     """Compare a run with the plan it followed.
 
     Raises:
-        DataError: it followed none, the plan holds no prediction, or there are too few updates.
+        DataError: it followed none, the plan holds no prediction, or there are too few steps.
     """
     if not run.plan:
         for problem in run.problems:
@@ -118,24 +118,24 @@ def compare(run: Run) -> PlanComparison:
             "train with --plan"
         )
     prediction = table(run.plan.get("prediction"))
-    said = {key: found for _, key, _ in _PER_UPDATE if (found := _interval(prediction.get(key))) is not None}
+    said = {key: found for _, key, _ in _PER_STEP if (found := _interval(prediction.get(key))) is not None}
     if not said:
         raise DataError(
-            f"plan.json of run '{run.name}' holds no prediction of an update; put the plan that it followed back there"
+            f"plan.json of run '{run.name}' holds no prediction of a step; put the plan that it followed back there"
         )
     batch, columns = _steady(run, _planned_batch(run.plan, said))
     if not columns:
         why = next((f" ({one})" for one in run.problems if one.startswith("metrics.jsonl")), "")
         raise DataError(
-            f"run '{run.name}' has {run.metrics.num_rows} updates{why}; at least {LEFT_OUT_UPDATES + 1} are needed to "
+            f"run '{run.name}' has {run.metrics.num_rows} steps{why}; at least {LEFT_OUT_STEPS + 1} are needed to "
             "compare it with its plan"
         )
-    update = columns["update_seconds"].quantile(0.5) if "update_seconds" in columns else None
+    step = columns["step_seconds"].quantile(0.5) if "step_seconds" in columns else None
     parts = []
-    for part, key, name in _PER_UPDATE:
+    for part, key, name in _PER_STEP:
         measured = columns[name].quantile(0.5) if name in columns else None
         if key in said and measured is not None:
-            limits = _allowed(said[key], said["step_seconds"][0] if "step_seconds" in said else update)
+            limits = _allowed(said[key], said["step_seconds"][0] if "step_seconds" in said else step)
             parts.append(PartComparison(part, *limits, measured, len(columns[name].sample)))
     training, remark = _training(run, prediction)
     return PlanComparison((*parts, *training), _differences(run, batch, said), remark, batch)
@@ -149,32 +149,32 @@ def _interval(value: Any) -> tuple[float, float, float] | None:
     return middle, middle if low is None else low, middle if high is None else high
 
 
-def _allowed(said: tuple[float, float, float], update_seconds: float | None) -> tuple[float, float, float]:
+def _allowed(said: tuple[float, float, float], step_seconds: float | None) -> tuple[float, float, float]:
     middle, low, high = said
-    return (middle, low, max(high, _ALLOWANCE * (update_seconds or 0.0))) if middle == 0 else said
+    return (middle, low, max(high, _ALLOWANCE * (step_seconds or 0.0))) if middle == 0 else said
 
 
 def _planned_batch(plan: dict[str, Any], said: dict[str, tuple[float, float, float]]) -> tuple[float, float] | None:
-    """(total batch of the update that was priced, how far a run's may lie from it: it takes whole ghost batches)."""
+    """(total batch of the step that was priced, how far a run's may lie from it: it takes whole ghost batches)."""
     if "step_seconds" not in said or "images_per_second" not in said:
         return None
     batch = float(round(said["step_seconds"][0] * said["images_per_second"][0]))
-    ghost = number(table(plan.get("settings")).get("train.ghost_batch")) or 0.0
+    ghost = number(table(plan.get("settings")).get("train.ghost_batch_size")) or 0.0
     return batch, max(0.01 * batch, ghost - 1)
 
 
 def _steady(run: Run, planned: tuple[float, float] | None) -> tuple[float, dict[str, Column]]:
-    """The total batch to compare at, and its columns: the planned one, or else the one with most updates."""
+    """The total batch to compare at, and its columns: the planned one, or else the one with most steps."""
     by_batch: dict[float, dict[str, Column]] = {}
     counts: dict[float, int] = {}
     try:
         for index, row in enumerate(iterate_rows(run.folder / "metrics.jsonl")):
-            batch = number(row.get("batch_total")) or 0.0
-            if index < LEFT_OUT_UPDATES or (batch not in by_batch and len(by_batch) >= _MAX_BATCHES):
+            batch = number(row.get("global_batch_size")) or 0.0
+            if index < LEFT_OUT_STEPS or (batch not in by_batch and len(by_batch) >= _MAX_BATCHES):
                 continue
             columns = by_batch.setdefault(batch, {})
             counts[batch] = counts.get(batch, 0) + 1
-            for _, _, name in _PER_UPDATE:
+            for _, _, name in _PER_STEP:
                 value = number(row.get(name))
                 if value is not None:
                     columns.setdefault(name, Column()).add(index, index, index, value, 0)
@@ -186,15 +186,15 @@ def _steady(run: Run, planned: tuple[float, float] | None) -> tuple[float, dict[
 
 
 def _training(run: Run, prediction: dict[str, Any]) -> tuple[list[PartComparison], str]:
-    """The whole training, if the run is finished and made about as many updates as the plan counted; else why not."""
-    said, planned = _interval(prediction.get("training_seconds")), number(prediction.get("updates"))
-    updates, seconds = number(run.summary.get("updates")), number(run.summary.get("wall_seconds"))
+    """The whole training, if the run is finished and made about as many steps as the plan counted; else why not."""
+    said, planned = _interval(prediction.get("training_seconds")), number(prediction.get("steps"))
+    steps, seconds = number(run.summary.get("steps")), number(run.summary.get("wall_seconds"))
     if said is None or planned is None:
         return [], ""
-    if not run.is_finished or updates is None or seconds is None:
+    if not run.is_finished or steps is None or seconds is None:
         return [], "the time of the whole training is not compared: the run is not finished"
-    if abs(updates - planned) > max(1.0, _SAME_UPDATES * planned):
-        counts = f"the run made {updates:,.0f} updates, the plan counted {planned:,.0f}"
+    if abs(steps - planned) > max(1.0, _SAME_STEPS * planned):
+        counts = f"the run made {steps:,.0f} steps, the plan counted {planned:,.0f}"
         return [], f"the time of the whole training is not compared: {counts}"
     return [PartComparison("training", *said, seconds, 1)], ""
 
@@ -202,7 +202,7 @@ def _training(run: Run, prediction: dict[str, Any]) -> tuple[list[PartComparison
 def _differences(run: Run, batch: float, said: dict[str, tuple[float, float, float]]) -> tuple[str, ...]:
     """What the run did otherwise than its plan, each in a few words."""
     found = []
-    planned_workers, workers = number(run.plan.get("workers")), run.num_workers
+    planned_workers, workers = number(run.plan.get("workers")), run.world_size
     if planned_workers and workers and planned_workers != workers:
         found.append(f"{workers:,} worker{'s' if workers > 1 else ''} instead of {planned_workers:,.0f}")
     planned_grid = text(run.plan.get("grid"), 40)
@@ -213,8 +213,13 @@ def _differences(run: Run, batch: float, said: dict[str, tuple[float, float, flo
         if had is not None and not name.startswith(_OF_NO_ACCOUNT) and not _same(had, wanted):
             found.append(f"{text(name, 60)} {_shown(had)} instead of {_shown(wanted)}")
     planned = _planned_batch(run.plan, said)
-    if planned and batch and abs(batch - planned[0]) > planned[1] and not any("batch_total" in one for one in found):
-        found.append(f"updates of {batch:,.0f} pictures instead of {planned[0]:,.0f}")
+    if (
+        planned
+        and batch
+        and abs(batch - planned[0]) > planned[1]
+        and not any("global_batch_size" in one for one in found)
+    ):
+        found.append(f"steps of {batch:,.0f} images instead of {planned[0]:,.0f}")
     return tuple(found)
 
 

@@ -2,16 +2,16 @@
 
     config.toml         the resolved settings            summary.json       the result
     environment.json    versions, hosts, grid, commit    checkpoints/       see megabatch.train.checkpoint
-    metrics.jsonl       one row per update               model.safetensors  the trained model
+    metrics.jsonl       one row per step               model.safetensors  the trained model
     tensorboard/        the same rows for TensorBoard    members/           the models of a collapsed ensemble
     plan.json           what was predicted               ensemble.json      what `evaluate --ensemble` found
     ranks.json          times of every rank              report.html        the run to look at
 
-A row of `metrics.jsonl` describes the run after an update: `update` counts from 1, `samples` are the pictures seen,
-`phase` is "trunk" or "collapse-<member>", `epoch` is how far the weights have come (samples / pictures in an epoch; a
+A row of `metrics.jsonl` describes the run after a step: `step` counts from 1, `samples` are the images seen,
+`phase` is "trunk" or "collapse-<member>", `epoch` is how far the weights have come (samples / images in an epoch; a
 branch counts on from where it left the trunk, and the trunk goes on from there), `noise_scale` is the smoothed noise
-scale of the gradient in pictures where it is measured, `wall_seconds` is the time since the first update, evaluations
-and checkpoints included. Rows of updates after which the model was evaluated also carry `val_*`.
+scale of the gradient in images where it is measured, `wall_seconds` is the time since the first step, evaluations
+and checkpoints included. Rows of steps after which the model was evaluated also carry `val_*`.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
                     raise ValueError(f"{type(row).__name__} in place of a table")
                 yield row
     except FileNotFoundError:
-        raise DataError(f"'{path}' does not exist; give the folder of a run that has made updates") from None
+        raise DataError(f"'{path}' does not exist; give the folder of a run that has made steps") from None
     except OSError as error:
         raise DataError(f"'{path}' cannot be read: {error.strerror}; give the folder of a run") from None
     except (ValueError, RecursionError):

@@ -36,7 +36,7 @@ class Run:
         return text(self.summary.get("status")) == "finished"
 
     @property
-    def num_workers(self) -> int | None:
+    def world_size(self) -> int | None:
         workers = number(self.summary.get("workers")) or number(self.environment.get("workers"))
         return int(workers) if workers else None
 

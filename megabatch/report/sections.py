@@ -34,14 +34,14 @@ def claim_section(runs: Sequence[Run]) -> str:
 
 def _tile(tile: Tile) -> str:
     verdict = {True: chip("kept", "good"), False: chip("not reached", "bad"), None: ""}[tile.is_kept]
-    promise = (
-        f'<div class="promise">{chip("quoted")} promised: {escape(tile.promise)} {verdict}</div>'
-        if tile.promise
+    reference = (
+        f'<div class="reference">{chip("quoted")} promised: {escape(tile.reference)} {verdict}</div>'
+        if tile.reference
         else ""
     )
     return (
         f'<div class="tile"><div class="label"><span>{escape(tile.label)}</span>{chip(tile.tag)}</div>'
-        f'<div class="value">{escape(tile.value)}</div><div class="sub">{escape(tile.detail)}</div>{promise}</div>'
+        f'<div class="value">{escape(tile.value)}</div><div class="sub">{escape(tile.detail)}</div>{reference}</div>'
     )
 
 

@@ -1,13 +1,13 @@
-"""The total batch as a function of the epoch, and the updates that follow from it.
+"""The total batch as a function of the epoch, and the steps that follow from it.
 
-The stream of training pictures is the orders of epoch 0, 1, 2, ... laid end to end. Update u takes the next
-`batch_total` pictures of that stream, so an epoch's last pictures share an update with the next epoch's first:
-no update is ever a small one at a rate made for a large one, no picture is left out of an epoch or seen twice in it,
-and every ghost batch is whole. Only the very end of a run can be uneven: the last update is cut to whole ghost
-batches, and fewer than `ghost_batch` pictures remain unused.
+The stream of training images is the orders of epoch 0, 1, 2, ... laid end to end. Step u takes the next
+`global_batch_size` images of that stream, so an epoch's last images share a step with the next epoch's first:
+no step is ever a small one at a rate made for a large one, no image is left out of an epoch or seen twice in it,
+and every ghost batch is whole. Only the very end of a run can be uneven: the last step is cut to whole ghost
+batches, and fewer than `ghost_batch_size` images remain unused.
 
 Batch-size control (Mikami 2018, section 3.1; Smith 2017) is a list of stages: `"0:34816 30:69632"` means 34,816
-pictures an update from the start and 69,632 from epoch 30. A stage begins with the first update that starts at or
+images a step from the start and 69,632 from epoch 30. A stage begins with the first step that starts at or
 after its epoch.
 """
 
@@ -24,31 +24,31 @@ from megabatch.errors import ConfigError
 
 __all__ = [
     "BatchStages",
-    "Update",
+    "Step",
     "check_whole_ghosts",
-    "count_updates",
-    "deal",
+    "count_steps",
     "first_sample",
-    "iterate_updates",
+    "iterate_steps",
     "parse_stages",
+    "shard_range",
 ]
 
 
 @dataclass(frozen=True)
 class BatchStages:
-    """Total batch by epoch: `batch_totals[i]` holds from `from_epochs[i]` on."""
+    """Total batch by epoch: `global_batch_sizes[i]` holds from `from_epochs[i]` on."""
 
     from_epochs: tuple[float, ...]
-    batch_totals: tuple[int, ...]
+    global_batch_sizes: tuple[int, ...]
 
     def at(self, epoch: float) -> int:
-        """The total batch of an update that starts at this epoch."""
-        return self.batch_totals[bisect_right(self.from_epochs, epoch) - 1]
+        """The total batch of a step that starts at this epoch."""
+        return self.global_batch_sizes[bisect_right(self.from_epochs, epoch) - 1]
 
     def __str__(self) -> str:
-        if len(self.batch_totals) == 1:
-            return f"{self.batch_totals[0]:,}"
-        stages = zip(self.from_epochs, self.batch_totals, strict=True)
+        if len(self.global_batch_sizes) == 1:
+            return f"{self.global_batch_sizes[0]:,}"
+        stages = zip(self.from_epochs, self.global_batch_sizes, strict=True)
         return ", ".join(f"{total:,} from epoch {start:g}" for start, total in stages)
 
 
@@ -67,102 +67,102 @@ def parse_stages(text: int | str) -> BatchStages:
             stages.append((float(epoch_text) if colon else 0.0, int(batch_text)))
         except ValueError:
             raise ConfigError(
-                f"batch_total stage '{word}' cannot be read; write EPOCH:BATCH, for example \"0:1024 30:2048\""
+                f"global_batch_size stage '{word}' cannot be read; write EPOCH:BATCH, for example \"0:1024 30:2048\""
             ) from None
     epochs = tuple(epoch for epoch, _ in stages)
     totals = tuple(total for _, total in stages)
     if not stages or epochs[0] != 0 or not all(a < b for a, b in pairwise(epochs)):
         raise ConfigError(
-            f'batch_total "{text}" must begin at epoch 0 and rise from stage to stage, for example "0:1024 30:2048"'
+            f'global_batch_size "{text}" must begin at epoch 0 and rise by stages, for example "0:1024 30:2048"'
         )
     if min(totals) < 1:
-        raise ConfigError(f"batch_total {min(totals)} is not a positive number of pictures; give at least one")
+        raise ConfigError(f"global_batch_size {min(totals)} is not a positive number of images; give at least one")
     return BatchStages(epochs, totals)
 
 
-def check_whole_ghosts(stages: BatchStages, ghost_batch: int) -> None:
+def check_whole_ghosts(stages: BatchStages, ghost_batch_size: int) -> None:
     """Refuse a stage that is not made of whole ghost batches.
 
     Raises:
         ConfigError: naming the batch and the nearest ones that fit.
     """
-    for total in stages.batch_totals:
-        if total % ghost_batch:
-            lower = total // ghost_batch * ghost_batch or ghost_batch
+    for total in stages.global_batch_sizes:
+        if total % ghost_batch_size:
+            lower = total // ghost_batch_size * ghost_batch_size or ghost_batch_size
             raise ConfigError(
-                f"train.batch_total {total} is not a multiple of train.ghost_batch {ghost_batch}; "
-                f"nearest that fit: {lower}, {lower + ghost_batch}"
+                f"train.global_batch_size {total} is not a multiple of train.ghost_batch_size {ghost_batch_size}; "
+                f"nearest that fit: {lower}, {lower + ghost_batch_size}"
             )
 
 
 @dataclass(frozen=True)
-class Update:
-    """One optimiser update: pictures `start_samples` to `start_samples + num_samples` of the stream."""
+class Step:
+    """One optimizer step: images `start_samples` to `start_samples + num_samples` of the stream."""
 
     index: int
     start_samples: int
     num_samples: int
-    ghost_batch: int
+    ghost_batch_size: int
     start_epoch: float
-    batch_total: int = 0  # what its stage says; the last update of a run is cut to what is left
+    global_batch_size: int = 0  # what its stage says; the last step of a run is cut to what is left
 
     @property
     def num_ghosts(self) -> int:
-        return self.num_samples // self.ghost_batch
+        return self.num_samples // self.ghost_batch_size
 
     @property
     def end_samples(self) -> int:
         return self.start_samples + self.num_samples
 
 
-def iterate_updates(
-    batch_total_at: Callable[[float], int],
-    ghost_batch: int,
+def iterate_steps(
+    global_batch_size_at: Callable[[float], int],
+    ghost_batch_size: int,
     samples_per_epoch: int,
     total_samples: int,
     *,
     start_samples: int = 0,
     start_index: int = 0,
     until_samples: int = sys.maxsize,
-) -> Iterator[Update]:
-    """Yield the updates that start before `until_samples`, from `start_samples` to the end of the run.
+) -> Iterator[Step]:
+    """Yield the steps that start before `until_samples`, from `start_samples` to the end of the run.
 
-    `batch_total_at` is asked once per update, in order, and may end the iteration by answering 0.
+    `global_batch_size_at` is asked once per step, in order, and may end the iteration by answering 0.
     """
     samples, index = start_samples, start_index
     while samples < until_samples:
-        usable = (total_samples - samples) // ghost_batch * ghost_batch
+        usable = (total_samples - samples) // ghost_batch_size * ghost_batch_size
         if usable <= 0:
             return
         epoch = samples / samples_per_epoch
-        batch_total = batch_total_at(epoch)
-        if batch_total <= 0:
+        global_batch_size = global_batch_size_at(epoch)
+        if global_batch_size <= 0:
             return
-        num_samples = min(batch_total, usable)
-        yield Update(index, samples, num_samples, ghost_batch, epoch, batch_total)
+        num_samples = min(global_batch_size, usable)
+        yield Step(index, samples, num_samples, ghost_batch_size, epoch, global_batch_size)
         samples += num_samples
         index += 1
 
 
-def count_updates(stages: BatchStages, ghost_batch: int, samples_per_epoch: int, total_samples: int) -> int:
-    """How many updates the whole run makes, without walking through them one by one."""
-    samples = updates = 0
+def count_steps(stages: BatchStages, ghost_batch_size: int, samples_per_epoch: int, total_samples: int) -> int:
+    """How many steps the whole run makes, without walking through them one by one."""
+    samples = steps = 0
     bounds = [*(first_sample(epoch, samples_per_epoch) for epoch in stages.from_epochs[1:]), total_samples]
-    for total, bound in zip(stages.batch_totals, bounds, strict=True):
-        usable = (total_samples - samples) // ghost_batch * ghost_batch
+    for total, bound in zip(stages.global_batch_sizes, bounds, strict=True):
+        usable = (total_samples - samples) // ghost_batch_size * ghost_batch_size
         if usable <= 0:
             break
         if bound >= samples + usable:
-            return updates + -(-usable // total)
-        # A stage lasts until the first update that starts at or after the next stage's epoch.
+            return steps + -(-usable // total)
+        # A stage lasts until the first step that starts at or after the next stage's epoch.
         in_stage = max(0, -(-(bound - samples) // total))
-        updates += in_stage
+        steps += in_stage
         samples += in_stage * total
-    return updates
+    return steps
 
 
 def first_sample(epoch: float, samples_per_epoch: int) -> int:
-    """The first stream position at or after `epoch`, decided by the same division as in `iterate_updates`."""
+    """The first stream position at or after `epoch`, decided by the same division as in `iterate_steps`."""
     if not math.isfinite(epoch):
         return sys.maxsize
     position = round(epoch * samples_per_epoch)
@@ -173,6 +173,6 @@ def first_sample(epoch: float, samples_per_epoch: int) -> int:
     return position
 
 
-def deal(num_ghosts: int, num_workers: int, worker: int) -> range:
-    """The ghost batches of an update that fall to `worker`: contiguous, and counts differ by one at most."""
-    return range(num_ghosts * worker // num_workers, num_ghosts * (worker + 1) // num_workers)
+def shard_range(num_ghosts: int, world_size: int, worker: int) -> range:
+    """The ghost batches of a step that fall to `worker`: contiguous, and counts differ by one at most."""
+    return range(num_ghosts * worker // world_size, num_ghosts * (worker + 1) // world_size)

@@ -1,6 +1,6 @@
 """The one clock of a run: samples seen, shown as a fractional epoch.
 
-Every scheduled value is a pure function of it. Updates are only counted for the logs, because batch-size control
+Every scheduled value is a pure function of it. Steps are only counted for the logs, because batch-size control
 changes how many of them make an epoch.
 """
 
@@ -18,7 +18,7 @@ class Clock:
     samples_per_epoch: int
     total_samples: int
     samples: int = 0
-    updates: int = 0
+    steps: int = 0
 
     @property
     def epoch(self) -> float:
@@ -29,8 +29,8 @@ class Clock:
         return self.total_samples / self.samples_per_epoch
 
     def after(self, num_samples: int) -> Clock:
-        """The clock once one more update of `num_samples` pictures is made."""
-        return replace(self, samples=self.samples + num_samples, updates=self.updates + 1)
+        """The clock once one more step of `num_samples` images is made."""
+        return replace(self, samples=self.samples + num_samples, steps=self.steps + 1)
 
     def crosses(self, earlier: Clock, every_epochs: float) -> bool:
         """Whether a multiple of `every_epochs` was reached between `earlier` and now; never when it is 0."""

@@ -2,17 +2,17 @@
 
 Smith 2017 ("Don't decay the learning rate, increase the batch size", section 3) describes momentum SGD by
 
-    g = rate * pictures / (batch_total * (1 - momentum))        in pictures x rate
+    g = rate * images / (global_batch_size * (1 - momentum))        in images x rate
 
 Raising the batch by k at a fixed rate divides g by k, which is what a rate decay of k does. To keep g instead, the
 rate is multiplied by k, or `1 - momentum` is divided by k.
 
 McCandlish 2018 ("An empirical model of large-batch training", section 2.2) measures the batch at which noise and
-signal of the gradient are equal, in pictures:
+signal of the gradient are equal, in images:
 
-    B_simple = S / G2        S = trace of the covariance of one picture's gradient, G2 = |expected gradient|^2
+    B_simple = S / G2        S = trace of the covariance of one image's gradient, G2 = |expected gradient|^2
 
-An update averages pieces: piece j has n_j pictures, weight w_j (all weights add up to 1) and the mean gradient g_j.
+A step averages pieces: piece j has n_j images, weight w_j (all weights add up to 1) and the mean gradient g_j.
 Since E |g_j|^2 = G2 + S / n_j and E |sum_j w_j g_j|^2 = G2 + S * sum_j w_j^2 / n_j, two numbers that are at hand,
 
     small = sum_j w_j |g_j|^2            big = |sum_j w_j g_j|^2
@@ -21,8 +21,8 @@ give unbiased estimates for any sizes and weights, and for any way the pieces li
 
     S = (small - big) / (sum_j w_j / n_j - sum_j w_j^2 / n_j)        G2 = small - S * sum_j w_j / n_j
 
-For equal pieces of b pictures in an update of B these are appendix A.1 of the paper. Batch-norm ties the pictures of a
-ghost batch together, so S is then b times the covariance of ghost gradients rather than of pictures' own.
+For equal pieces of b images in a step of B these are appendix A.1 of the paper. Batch-norm ties the images of a
+ghost batch together, so S is then b times the covariance of ghost gradients rather than of images' own.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from megabatch.errors import ConfigError
 __all__ = [
     "NoiseAverage",
     "NoiseSample",
+    "noise_keeping_lr",
     "noise_keeping_momentum",
-    "noise_keeping_rate",
     "noise_sample",
     "sgd_noise_scale",
 ]
 
 
-def sgd_noise_scale(rate: float, momentum: float, batch_total: int, num_pictures: int) -> float:
-    """Smith's g of an update."""
-    return rate * num_pictures / (batch_total * (1.0 - momentum))
+def sgd_noise_scale(rate: float, momentum: float, global_batch_size: int, num_images: int) -> float:
+    """Smith's g of a step."""
+    return rate * num_images / (global_batch_size * (1.0 - momentum))
 
 
-def noise_keeping_rate(rate: float, growth: float) -> float:
+def noise_keeping_lr(rate: float, growth: float) -> float:
     """The rate that keeps g when the batch is `growth` times the one `rate` was made for."""
     return rate * growth
 
@@ -62,21 +62,21 @@ def noise_keeping_momentum(momentum: float, growth: float) -> float:
     if kept < 0.0:
         raise ConfigError(
             f"a batch of {growth:g} times the first stage needs momentum {kept:.3g} to keep the noise scale, which is "
-            'below 0; let the batch grow, or choose batch_control.noise = "rate"'
+            'below 0; let the batch grow, or choose batch_control.noise = "lr"'
         )
     return kept
 
 
 @dataclass(frozen=True)
 class NoiseSample:
-    """What one update says: unbiased, but so noisy alone that `signal` may be negative."""
+    """What one step says: unbiased, but so noisy alone that `signal` may be negative."""
 
     noise: float  # S
     signal: float  # G2
 
 
 def noise_sample(small: float, big: float, sum_w_over_n: float, sum_w2_over_n: float) -> NoiseSample | None:
-    """The estimate of one update (see above), or None when it was a single piece, or not finite."""
+    """The estimate of one step (see above), or None when it was a single piece, or not finite."""
     spread = sum_w_over_n - sum_w2_over_n
     # With one piece both sums are the same number and nothing can be told apart.
     if not spread > 1e-9 * sum_w_over_n:
@@ -91,7 +91,7 @@ def noise_sample(small: float, big: float, sum_w_over_n: float, sum_w2_over_n: f
 class NoiseAverage:
     """Exponential averages of noise and signal, kept apart: the ratio of averages, not the average of ratios.
 
-    `smoothing` is the weight of the past at each measured update. The beginning is not biased towards zero, because
+    `smoothing` is the weight of the past at each measured step. The beginning is not biased towards zero, because
     both averages start with the same zero weight, which cancels in their ratio.
     """
 
@@ -107,7 +107,7 @@ class NoiseAverage:
 
     @property
     def scale(self) -> float | None:
-        """B_simple in pictures; None before the first measurement and while an average is not positive."""
+        """B_simple in images; None before the first measurement and while an average is not positive."""
         return self.noise / self.signal if self.count and self.signal > 0.0 and self.noise > 0.0 else None
 
     def sample(self) -> NoiseSample:

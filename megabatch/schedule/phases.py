@@ -5,9 +5,9 @@
     branches            1 --- 42   2 --- 57   3 --- 72      each starts from the trunk's weights; the trunk goes on from
                                                             where the branch left it, not from where the branch ended
 
-The trunk is cut where a branch leaves it and where its momentum is reset. A cut lies between updates: before the first
-update that starts at or after its epoch, so branches change nothing about the trunk's own updates. A branch has a clock
-of its own that starts at 0, and pictures in an order of its own (`branch_seed`): each picture once per epoch of the
+The trunk is cut where a branch leaves it and where its momentum is reset. A cut lies between steps: before the first
+step that starts at or after its epoch, so branches change nothing about the trunk's own steps. A branch has a clock
+of its own that starts at 0, and images in an order of its own (`branch_seed`): each image once per epoch of the
 branch, whatever part of an epoch the trunk had seen.
 """
 

@@ -2,7 +2,7 @@
 
     rate = [*linear_warmup(to=4.8, epochs=5, start=0.1), *polynomial(4.8, until_epoch=90, power=1, from_epoch=0)]
     ...
-    group["lr"] = value_at(rate, epoch)          # epoch = pictures seen / pictures in the set
+    group["lr"] = value_at(rate, epoch)          # epoch = images seen / images in the set
 
 Each function returns a list of pieces; lists are joined with `*`. Momentum and weight decay are scheduled alike.
 """

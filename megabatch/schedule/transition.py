@@ -27,5 +27,5 @@ def sgd_share(epoch: float, center_epoch: float = 10.0, period_epochs: float = 5
 
 
 def transition_ends(center_epoch: float, period_epochs: float) -> float:
-    """The epoch from which on the update is SGD alone."""
+    """The epoch from which on the step is SGD alone."""
     return center_epoch + period_epochs / 2.0

@@ -96,7 +96,7 @@ def _write_and_tell(study: Study, output: Path, request: StudyRequest, console: 
     drawn: list[Path] = []
     if has_matplotlib():
         drawn = save(draw_arms(results, study.title, study.margin_points), output / "arms")
-        num_train = runs[0].config.data.max_train_pictures or None
+        num_train = runs[0].config.data.max_train_images or None
         by_batch = draw_batch_sizes(results, study.title, num_train)
         drawn += save(by_batch, output / "batch_sizes") if by_batch else []
     if request.as_json:

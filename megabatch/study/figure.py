@@ -1,4 +1,4 @@
-"""The pictures of a study: every arm with every seed's point, and accuracy by batch size. Same results, same SVG.
+"""The images of a study: every arm with every seed's point, and accuracy by batch size. Same results, same SVG.
 
 matplotlib is loaded only here and only when a figure is drawn; it comes with `pip install megabatch[figures]`.
 """
@@ -100,7 +100,7 @@ def draw_batch_sizes(results: Sequence[ArmResult], title: str, num_train: int | 
     labels = [f"{size:,}" + (f"\n{100 * size / num_train:g} %" if num_train else "") for size in sizes]
     axes.set_xticks(sizes, labels)
     axes.minorticks_off()
-    axes.set_xlabel("total batch, pictures an update" + (" and share of the training set" if num_train else ""))
+    axes.set_xlabel("total batch, images a step" + (" and share of the training set" if num_train else ""))
     axes.set_ylabel("top-1 accuracy, %")
     axes.set_title(title, loc="left", size=11)
     axes.grid(color="#dddddd", linewidth=0.6)
@@ -140,4 +140,4 @@ def _reference(results: Sequence[ArmResult]) -> ArmResult | None:
 
 
 def _batch(result: ArmResult) -> int:
-    return max(result.runs[0].batch_total_first, result.runs[0].batch_total_last)
+    return max(result.runs[0].global_batch_size_first, result.runs[0].global_batch_size_last)

@@ -13,12 +13,12 @@ A study is a file:
 
     [[arm]]
     name = "small batch"
-    set = ["train.batch_total=64"]
+    set = ["train.global_batch_size=64"]
 
     [[arm]]
     name = "large batch"
     like = "small batch"               # that arm's recipe and changes first
-    set = ["train.batch_total=1024"]
+    set = ["train.global_batch_size=1024"]
     against = "small batch"            # instead of the baseline
 
 or, on the command line, a recipe and the values its settings take (`from_grid`): every combination is an arm.
@@ -257,5 +257,7 @@ def _axis(text: str) -> list[str]:
             current += character
     parts.append(current)
     if not equals or not key.strip() or any(not part.strip() for part in parts):
-        raise ConfigError(f"--vary '{text}' cannot be read; write key=a,b,c, for example train.batch_total=256,1024")
+        raise ConfigError(
+            f"--vary '{text}' cannot be read; write key=a,b,c, for example train.global_batch_size=256,1024"
+        )
     return [f"{key.strip()}={part.strip()}" for part in parts]

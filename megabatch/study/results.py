@@ -40,13 +40,13 @@ class RunResult:
     arm: str
     seed: int
     percent: float
-    updates: int
+    steps: int
     epochs: float
-    batch_total_first: int
-    batch_total_last: int
+    global_batch_size_first: int
+    global_batch_size_last: int
     training_seconds: float
     workers: int
-    skipped_updates: int
+    skipped_steps: int
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class ArmResult:
     p_holm: float = math.nan
 
     @property
-    def updates(self) -> float:
-        return sum(run.updates for run in self.runs) / len(self.runs)
+    def steps(self) -> float:
+        return sum(run.steps for run in self.runs) / len(self.runs)
 
 
 def collect(study: Study, output: Path) -> list[ArmResult]:
@@ -80,19 +80,19 @@ def collect(study: Study, output: Path) -> list[ArmResult]:
             value = number_of_run(output / run, arm.metric)
             if value is None:
                 raise DataError(f"'{path}' has no number '{arm.metric}', which arm '{arm.name}' looks at; name another")
-            totals = parse_stages(settings[run].train.batch_total).batch_totals
+            totals = parse_stages(settings[run].train.global_batch_size).global_batch_sizes
             runs.append(
                 RunResult(
                     arm=arm.name,
                     seed=settings[run].train.seed,
                     percent=100.0 * value,
-                    updates=summary["updates"],
+                    steps=summary["steps"],
                     epochs=summary["epoch"],
-                    batch_total_first=totals[0],
-                    batch_total_last=totals[-1],
+                    global_batch_size_first=totals[0],
+                    global_batch_size_last=totals[-1],
                     training_seconds=summary["training_seconds"],
                     workers=summary["workers"],
-                    skipped_updates=summary["skipped_updates"],
+                    skipped_steps=summary["skipped_steps"],
                 )
             )
         if runs:
@@ -132,7 +132,7 @@ def arm_rows(results: Sequence[ArmResult], margin_points: float) -> list[dict[st
                 "std_points": _plain(result.spread.std),
                 "lowest_percent": round(result.spread.low, 4),
                 "highest_percent": round(result.spread.high, 4),
-                "updates": round(result.updates, 1),
+                "steps": round(result.steps, 1),
                 "against": result.arm.against if c else None,
                 "difference_points": _plain(c.difference) if c else None,
                 "interval95_low": _plain(c.low) if c else None,
@@ -159,13 +159,13 @@ def csv_text(rows: Sequence[dict[str, Any]] | Sequence[RunResult]) -> str:
 def markdown_table(results: Sequence[ArmResult], margin_points: float) -> str:
     """The arms as a table for people: mean +- std (n), difference with its 95 % interval, p, and what that says."""
     lines = [
-        "| arm | updates | top-1 %, mean +- std (n) | less | difference, 95 % interval | p | so it is |",
+        "| arm | steps | top-1 %, mean +- std (n) | less | difference, 95 % interval | p | so it is |",
         "| --- | ---: | --- | --- | --- | --- | --- |",
     ]
     for result in results:
         s, c = result.spread, result.comparison
         std = "" if math.isnan(s.std) else f" +- {s.std:.2f}"
-        cells = [result.arm.name, f"{result.updates:,.0f}", f"{s.mean:.2f}{std} ({s.n})"]
+        cells = [result.arm.name, f"{result.steps:,.0f}", f"{s.mean:.2f}{std} ({s.n})"]
         if c is None:
             cells += ["", "", "", ""]
         else:

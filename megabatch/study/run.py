@@ -34,7 +34,7 @@ __all__ = ["ALONE", "COMMAND", "Outcome", "free_cores", "is_finished", "run_all"
 State = Literal["finished", "failed", "stopped"]
 COMMAND = (sys.executable, "-m", "megabatch")
 POLL_SECONDS = 0.2
-_PATIENCE_SECONDS = 300.0  # for runs that were asked to stop: one update can be long
+_PATIENCE_SECONDS = 300.0  # for runs that were asked to stop: one step can be long
 
 # A world of one worker; port 0 lets the system choose, nobody else has to find it.
 ALONE = {

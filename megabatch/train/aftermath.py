@@ -15,10 +15,10 @@ __all__ = ["gather_ranks", "report_at_the_end"]
 
 
 def gather_ranks(watch: Stopwatch, hosts: list[str]) -> dict[str, Any]:
-    """Mean seconds per part of an update on every rank; all ranks must call it."""
+    """Mean seconds per part of a step on every rank; all ranks must call it."""
     means: list[list[float]] = [[] for _ in hosts]
     dist.all_gather_object(means, watch.means())
-    return ranks_table(means, hosts, watch.num_updates)
+    return ranks_table(means, hosts, watch.num_steps)
 
 
 def report_at_the_end(folder: Path, say: Callable[[str], None]) -> None:

@@ -1,7 +1,7 @@
 """A side branch in a loop of your own: train on, keep the result, and find the trunk as it was.
 
     with branch(model, optimizer, statistics):       # momentum starts anew
-        ...                                          # the collapse: own rate, more decay, plain pictures
+        ...                                          # the collapse: own rate, more decay, plain images
         statistics.publish()
         torch.save(model.state_dict(), "member-1.pt")
     ...                                              # weights, momentum and statistics are those of before the block
@@ -33,7 +33,7 @@ def branch(
 ) -> Iterator[None]:
     """Within the block the model may be trained on; afterwards it is as before, also when the block fails.
 
-    With `statistics` every rank must enter and leave the block. Rates, decay and other settings of the optimiser's
+    With `statistics` every rank must enter and leave the block. Rates, decay and other settings of the optimizer's
     groups are put back too. The copy is held in the host's memory.
     """
     before = copied({"model": model.state_dict(), "optimizer": optimizer.state_dict()})

@@ -1,4 +1,4 @@
-"""Builds what a run consists of: pictures, network, optimiser, statistics, and DDP around the network."""
+"""Builds what a run consists of: images, network, optimizer, statistics, and DDP around the network."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = [
     "autocast_of",
     "build_network",
     "build_workbench",
-    "open_pictures",
+    "open_images",
     "set_threads",
 ]
 
@@ -45,21 +45,21 @@ _AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Normaliser:
-    """uint8 [n, height, width, channels] pictures -> float network input on the device, in one pass over the batch."""
+    """uint8 [n, height, width, channels] images -> float network input on the device, in one pass over the batch."""
 
     def __init__(self, config: Config, channels: int, device: torch.device) -> None:
         mean, std = config.data.mean, config.data.std
         if len(mean) not in (1, channels):
             raise ConfigError(
-                f"data.mean has {len(mean)} values but pictures have {channels} channels; give one, or one per channel"
+                f"data.mean has {len(mean)} values but images have {channels} channels; give one, or one per channel"
             )
         self._device = device
         self._channels_last = config.train.channels_last
         self._scale = (1.0 / (255.0 * torch.tensor(std, device=device))).view(1, -1, 1, 1)
         self._shift = -(torch.tensor(mean, device=device) / torch.tensor(std, device=device)).view(1, -1, 1, 1)
 
-    def __call__(self, pictures: Tensor) -> Tensor:
-        batch = pictures.to(self._device, non_blocking=True).permute(0, 3, 1, 2).to(torch.float32)
+    def __call__(self, images: Tensor) -> Tensor:
+        batch = images.to(self._device, non_blocking=True).permute(0, 3, 1, 2).to(torch.float32)
         if not self._channels_last:
             batch = batch.contiguous()
         return batch.mul_(self._scale).add_(self._shift)
@@ -89,7 +89,7 @@ class Workbench:
     def set_rates(
         self, settings: OptimizerConfig, epoch: float, *, growth: float = 1.0, past_epochs: float = 0.0
     ) -> dict[str, float]:
-        """Give the optimiser the values scheduled for this epoch, and return them for the log.
+        """Give the optimizer the values scheduled for this epoch, and return them for the log.
 
         `growth` is the total batch over the one the schedules are made for, `past_epochs` what the weights have behind
         them since before epoch 0 of these schedules.
@@ -112,8 +112,8 @@ def set_threads(config: Config, local_size: int) -> None:
     torch.set_num_threads(config.train.threads_per_worker or cores_of_worker(local_size))
 
 
-def open_pictures(config: Config) -> tuple[Source, Source]:
-    """The training and the validation pictures, checked against each other."""
+def open_images(config: Config) -> tuple[Source, Source]:
+    """The training and the validation images, checked against each other."""
     data = config.data
     options: dict[str, Any] = {"num_classes": data.num_classes} if data.num_classes else {}
     if data.source == "generated":
@@ -125,24 +125,24 @@ def open_pictures(config: Config) -> tuple[Source, Source]:
         }
     is_generated = data.source == "generated"
     path = data.path if data.path and not is_generated else None
-    train_size = {"num_pictures": data.generated.num_train} if is_generated else {}
-    if data.source in ("parquet", "folder", "tar") and (data.max_train_pictures or data.held_out_pictures):
-        train_size["memory_limit_bytes"] = _ENCODED_LIMIT_BYTES  # decode the chosen pictures only
-    val_size = {"num_pictures": data.generated.num_val} if is_generated else {}
+    train_size = {"num_images": data.generated.num_train} if is_generated else {}
+    if data.source in ("parquet", "folder", "tar") and (data.max_train_images or data.held_out_images):
+        train_size["memory_limit_bytes"] = _ENCODED_LIMIT_BYTES  # decode the chosen images only
+    val_size = {"num_images": data.generated.num_val} if is_generated else {}
     train = open_source(data.source, path, "train", **options, **train_size)
     val = open_source(data.source, path, "val", **options, **val_size)
     check_same_classes(train, val)
     if path is not None and "://" not in path:
         check_manifest(data.source, Path(path), "train", train)
         check_manifest(data.source, Path(path), "val", val)
-    train, held_out = limit_and_hold_out(train, data.max_train_pictures, data.held_out_pictures)
+    train, held_out = limit_and_hold_out(train, data.max_train_images, data.held_out_images)
     val = val if held_out is None else held_out
     if data.downscale:
         train, val = downscale(train, data.image_size), downscale(val, data.image_size)
-    if len(train) < config.train.ghost_batch:
+    if len(train) < config.train.ghost_batch_size:
         raise DataError(
-            f"the training set has {len(train)} pictures, one ghost batch needs {config.train.ghost_batch}; "
-            "give more pictures or a smaller train.ghost_batch"
+            f"the training set has {len(train)} images, one ghost batch needs {config.train.ghost_batch_size}; "
+            "give more images or a smaller train.ghost_batch_size"
         )
     return train, val
 
@@ -172,10 +172,10 @@ def _gradient_hook(
 ) -> tuple[ExposedTimeHook, list[str]]:
     """The backend's own all-reduce, or an algorithm of ours over the grid, timed; and what "auto" chose."""
     settings = config.comm
-    if world.size == 1 or (settings.algorithm == "backend" and settings.wire == "fp32"):
+    if world.size == 1 or (settings.algorithm == "backend" and settings.grad_dtype == "fp32"):
         return ExposedTimeHook(device), []
     grid = ProcessGrid.build(shape, timeout_seconds=settings.timeout_seconds)
-    state, hook = gradient_hook(grid, settings.algorithm, wire_dtype=_AUTOCAST[settings.wire])
+    state, hook = gradient_hook(grid, settings.algorithm, grad_dtype=_AUTOCAST[settings.grad_dtype])
     return ExposedTimeHook(device, hook, state), state.explanation
 
 
@@ -183,27 +183,27 @@ def _noise_scale(config: Config, network: nn.Module) -> NoiseScale | None:
     control = config.batch_control
     if not control.measures_noise:
         return None
-    return NoiseScale(network.parameters(), control.smoothing, max(1, control.measure_every_updates))
+    return NoiseScale(network.parameters(), control.smoothing, max(1, control.measure_every_steps))
 
 
 def _adaptive_batch(config: Config) -> AdaptiveBatch | None:
     settings = config.batch_control.adaptive
     if settings is None:
         return None
-    first = parse_stages(config.train.batch_total).batch_totals[0]
-    return AdaptiveBatch(first, ghost_batch=config.train.ghost_batch, **settings.model_dump())
+    first = parse_stages(config.train.global_batch_size).global_batch_sizes[0]
+    return AdaptiveBatch(first, ghost_batch_size=config.train.ghost_batch_size, **settings.model_dump())
 
 
 def build_workbench(config: Config, world: World, shape: GridShape, device: torch.device) -> Workbench:
     """Build all parts on a worker that has already joined its world."""
-    train_source, val_source = open_pictures(config)
+    train_source, val_source = open_images(config)
     network = build_network(config, train_source, device)
     if any(isinstance(module, nn.SyncBatchNorm) for module in network.modules()):
         raise ConfigError(
             f"model '{config.model.name}' has SyncBatchNorm, which waits for all workers in every ghost batch "
-            "and hangs when they hold different numbers of them; use BatchNorm2d: it spans train.ghost_batch pictures"
+            "and hangs when they hold different numbers of them; use BatchNorm2d: it spans one ghost batch"
         )
-    statistics = GhostStatistics(network, config.norm.newest_share, config.norm.variance)
+    statistics = GhostStatistics(network, config.norm.momentum, config.norm.variance)
     exposed, choices = _gradient_hook(config, world, shape, device)
     ddp = DistributedDataParallel(
         torch.compile(network) if config.train.compile else network,

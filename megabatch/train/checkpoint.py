@@ -27,13 +27,13 @@ FORMAT = 2
 State = dict[str, Any]
 
 
-def save_checkpoint(folder: Path, state: State, update: int, keep: int, *, best: bool = False) -> Path:
-    """Write the state after `update`, point `last` (and `best`) at it, drop all but the `keep` newest and the best."""
+def save_checkpoint(folder: Path, state: State, step: int, keep: int, *, best: bool = False) -> Path:
+    """Write the state after `step`, point `last` (and `best`) at it, drop all but the `keep` newest and the best."""
     folder.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
     torch.save({"format": FORMAT, **state}, buffer)
     data = buffer.getvalue()
-    path = _path(folder, update)
+    path = _path(folder, step)
     write_atomically(_checksum_path(path), hashlib.sha256(data).hexdigest() + "\n")
     write_atomically(path, data)
     _sync_folder(folder)
@@ -110,15 +110,15 @@ def check_fits(state: State, model_state: dict[str, torch.Tensor], where: str) -
             )
 
 
-def link_best(folder: Path, update: int) -> None:
-    """Point `best` at the checkpoint of this update, if it is there: a kill may have come before the link was moved."""
-    path = _path(folder, update)
+def link_best(folder: Path, step: int) -> None:
+    """Point `best` at the checkpoint of this step, if it is there: a kill may have come before the link was moved."""
+    path = _path(folder, step)
     if path.is_file():
         _link(folder / "best", path.name)
 
 
-def _path(folder: Path, update: int) -> Path:
-    return folder / f"step-{update:08d}.pt"
+def _path(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08d}.pt"
 
 
 def _checksum_path(path: Path) -> Path:

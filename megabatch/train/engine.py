@@ -1,7 +1,7 @@
 """The training run, from an opened world to a finished model.
 
 `train` reads top to bottom: build, restore, walk through the phases (`megabatch.train.phase` has the loop), finish. All
-workers walk through it alike; only the first one writes files and speaks.
+workers walk through it alike; only the first one writes files and is_main.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from megabatch.train.recorder import Recorder
 from megabatch.train.segment import Segment, phases_of, planned_samples, trunk_clock
 from megabatch.train.session import Session
 from megabatch.train.snapshot import RunState, restore
-from megabatch.train.step import rehearse
+from megabatch.train.step import warm_up_pass
 from megabatch.train.stop import StopRequest
 from megabatch.train.world import World
 
@@ -42,20 +42,20 @@ __all__ = ["train"]
 def train(
     config: Config, world: World, device: torch.device, folder: Path, grid: GridShape, resume: bool, plan: str = ""
 ) -> dict[str, Any]:
-    """Train to the end of the recipe, to `max_updates` or to a stop signal; return the summary of the run.
+    """Train to the end of the recipe, to `max_steps` or to a stop signal; return the summary of the run.
 
     plan: the text of the plan the run follows, kept with it.
     """
-    progress, stop = Progress(speaks=world.is_first), StopRequest().listen()
+    progress, stop = Progress(is_main=world.is_main), StopRequest().listen()
     bench = build_workbench(config, world, grid, device)
     run = RunState(trunk_clock(config, len(bench.train_source)))
     planned = planned_samples(config, len(bench.train_source))
     environment = describe_environment(world, _hosts(world), grid, device)
-    if world.is_first:  # who writes it
+    if world.is_main:  # who writes it
         environment |= describe_gradients(bench.network, grid, bench.train_source.channels, config.data.image_size)
 
     with ExitStack() as stack:
-        if world.is_first:
+        if world.is_main:
             for line in changes_on_resume(folder, config) if resume else []:
                 progress.say(line)
             stack.enter_context(hold(folder, config, resume))
@@ -68,12 +68,12 @@ def train(
         if resume:
             metrics_bytes, trunk = restore(bench, run, folder, progress.say)
         recorder = None
-        if world.is_first:
+        if world.is_main:
             recorder = stack.enter_context(
-                closing(Recorder(folder, metrics_bytes, run.clock.updates, config, progress.say))
+                closing(Recorder(folder, metrics_bytes, run.clock.steps, config, progress.say))
             )
         session = Session(bench, run, folder, planned, progress, stop, recorder, trunk)
-        rehearse(bench)
+        warm_up_pass(bench)
         stack.enter_context(progress.showing(session.overall, planned))
         session.began = time.perf_counter() - run.wall_seconds
 
@@ -88,16 +88,16 @@ def train(
         stopped_by = (stop.signal_name or "a signal to another worker") if ending == Ending.STOPPED else ""
         evaluation = None if stopped_by else _final_evaluation(session, segment, ending)
         summary = summary_of(run, config, world.size, evaluation, stopped_by)
-        summary["broken_pictures"] = session.feeds.total_broken(device)
+        summary["broken_images"] = session.feeds.total_broken(device)
         ranks = gather_ranks(bench.watch, environment["hosts"])
-        if world.is_first:
+        if world.is_main:
             if not stopped_by:
                 write_atomically(folder / "model.safetensors", _model_bytes(session, ending))
             write_json(folder / "ranks.json", ranks)
             write_json(folder / "summary.json", summary)
             assert recorder is not None
             recorder.end(summary)
-    if world.is_first:
+    if world.is_main:
         report_at_the_end(folder, progress.say)
     return summary
 
@@ -106,8 +106,8 @@ def _final_evaluation(session: Session, segment: Segment, ending: Ending) -> Eva
     """Of the model that the run leaves behind: the last collapsed member, or the network as it is."""
     if ending == Ending.OVER and session.run.members:
         member = session.run.members[-1]
-        num_pictures = len(session.bench.val_source)
-        return Evaluation(member["top1"], member["top5"], member["val_loss"], num_pictures)
+        num_images = len(session.bench.val_source)
+        return Evaluation(member["top1"], member["top5"], member["val_loss"], num_images)
     return session.evaluation or session.evaluate(segment)  # nothing was left to train: a finished run was resumed
 
 

@@ -18,7 +18,7 @@ from megabatch.data.augment import Augmentation
 from megabatch.data.order import stream
 from megabatch.data.sources import Source
 from megabatch.model.norm import exact_statistics
-from megabatch.schedule.batch import deal
+from megabatch.schedule.batch import shard_range
 from megabatch.train.segment import branch_augment
 
 __all__ = ["average_weights", "re_estimate_statistics"]
@@ -44,21 +44,21 @@ def re_estimate_statistics(
     normalise: Callable[[Tensor], Tensor],
     autocast: Callable[[], torch.autocast],
 ) -> int:
-    """Give the network exact statistics over training pictures, as its members last saw them.
+    """Give the network exact statistics over training images, as its members last saw them.
 
     They are the first ghost batches of the run's stream, dealt over all workers; returns how many.
     """
     num_ghosts = config.norm.exact_batches or GHOSTS_FOR_STATISTICS
-    rank, num_workers = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     augmentation = Augmentation(**branch_augment(config).model_dump())
-    seed, ghost_batch = config.train.seed, config.train.ghost_batch
+    seed, ghost_batch_size = config.train.seed, config.train.ghost_batch_size
 
     def ghosts() -> Iterator[Tensor]:
-        for index in deal(num_ghosts, num_workers, rank):
-            epochs, samples = stream(seed, len(source), index * ghost_batch, ghost_batch)
+        for index in shard_range(num_ghosts, world_size, rank):
+            epochs, samples = stream(seed, len(source), index * ghost_batch_size, ghost_batch_size)
             size, tolerant = config.data.image_size, config.data.max_broken_share > 0
-            pictures, _ = assemble_training(source, augmentation, size, seed, epochs, samples, tolerant=tolerant)
-            yield normalise(torch.from_numpy(pictures))
+            images, _ = assemble_training(source, augmentation, size, seed, epochs, samples, tolerant=tolerant)
+            yield normalise(torch.from_numpy(images))
 
     with autocast():
         exact_statistics(network, ghosts(), 1.0 / num_ghosts, config.norm.variance)

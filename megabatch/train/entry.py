@@ -65,8 +65,8 @@ def train_here(request: TrainRequest, environ: Mapping[str, str]) -> int:
 
 
 def _start_workers(request: TrainRequest, config: Config) -> int:
-    num_workers = request.workers or num_accelerators() or 1
-    _choose_grid(request.grid, num_workers)  # refuse a grid that does not fit before anything is started
+    world_size = request.workers or num_accelerators() or 1
+    _choose_grid(request.grid, world_size)  # refuse a grid that does not fit before anything is started
     folder = (request.output or default_output(request.recipe)).absolute()
     check_output(folder, config, request.resume)
     _say_scale(request, config)
@@ -76,7 +76,7 @@ def _start_workers(request: TrainRequest, config: Config) -> int:
         resolved.write_text(config.to_toml(), encoding="utf-8")
         if request.plan:
             resolved.with_name("plan.json").write_text(request.plan, encoding="utf-8")
-        stopped_by = start_workers(num_workers, request.arguments(resolved, folder), config.comm.max_restarts)
+        stopped_by = start_workers(world_size, request.arguments(resolved, folder), config.comm.max_restarts)
     ended_well = (folder / "summary.json").is_file()  # stopped with a checkpoint, or finished after all
     return 128 + stopped_by if stopped_by and not ended_well else 0
 
@@ -85,7 +85,7 @@ def _join_and_train(request: TrainRequest, config: Config, world: World) -> int:
     from megabatch.train.build import set_threads
     from megabatch.train.engine import train
 
-    if world.is_first:
+    if world.is_main:
         _say_scale(request, config)
     device, backend = choose_device(config.comm.backend, world)
     set_threads(config, world.local_size)
@@ -94,7 +94,7 @@ def _join_and_train(request: TrainRequest, config: Config, world: World) -> int:
         grid = _choose_grid(request.grid, world.size)
         resume = request.resume or world.attempt > 0
         summary = train(config, world, device, folder, grid, resume, request.plan)
-    if world.is_first:
+    if world.is_main:
         _say_result(summary, folder)
     return 0
 
@@ -105,16 +105,16 @@ def _say_scale(request: TrainRequest, config: Config) -> None:
             print(line)
 
 
-def _choose_grid(text: str | None, num_workers: int) -> GridShape:
-    shape = parse_grid(text) if text else near_square(num_workers)
-    shape.check_fits(num_workers)
+def _choose_grid(text: str | None, world_size: int) -> GridShape:
+    shape = parse_grid(text) if text else near_square(world_size)
+    shape.check_fits(world_size)
     return shape
 
 
 def _agree_on_folder(request: TrainRequest, world: World, store: Store) -> Path:
-    """Every worker takes the folder the first worker chose, also after a restart by torchrun."""
+    """Every worker takes the folder the main rank chose, also after a restart by torchrun."""
     key = "megabatch-run-folder"
-    if world.is_first:
+    if world.is_main:
         wanted = (request.output or default_output(request.recipe)).absolute()
         store.compare_set(key, "", str(wanted))
     return Path(store.get(key).decode())
@@ -122,13 +122,13 @@ def _agree_on_folder(request: TrainRequest, world: World, store: Store) -> Path:
 
 def _say_result(summary: dict[str, Any], folder: Path) -> None:
     if summary["status"] == "stopped":
-        print(f"stopped by {summary['stopped_by']} after update {summary['updates']}, checkpoint written")
+        print(f"stopped by {summary['stopped_by']} after step {summary['steps']}, checkpoint written")
         print(f"go on with     megabatch train ... --output {folder} --resume")
         return
     hits = f"top-1 {summary['top1']:.2%}, top-5 {summary['top5']:.2%}"
-    print(f"accuracy       {hits} of {summary['val_pictures']:,} pictures")
+    print(f"accuracy       {hits} of {summary['val_images']:,} images")
     print(
-        f"time           {summary['training_seconds']:.1f} s of training, {summary['updates']:,} updates, "
+        f"time           {summary['training_seconds']:.1f} s of training, {summary['steps']:,} steps, "
         f"{summary['images_per_second']:,.0f} images/s on {summary['workers']} workers"
     )
     print(f"run folder     {folder}")

@@ -40,7 +40,7 @@ def describe_environment(world: World, hosts: list[str], grid: GridShape, device
 
 
 def describe_gradients(network: torch.nn.Module, grid: GridShape, channels: int, image_size: int) -> dict[str, Any]:
-    """What travels in an update and by which roads: bytes, layers, and the phases of every algorithm on this grid."""
+    """What travels in a step and by which roads: bytes, layers, and the phases of every algorithm on this grid."""
     num_bytes = sum(p.numel() * p.element_size() for p in network.parameters() if p.requires_grad)
     layers = layers_or_none(network, channels, image_size)
     return {"gradient_bytes": num_bytes, "layers": layers, "phases": phases_as_data(grid)}

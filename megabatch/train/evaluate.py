@@ -1,6 +1,6 @@
-"""Exact evaluation of one network or of several: every picture counted once, on any number of workers.
+"""Exact evaluation of one network or of several: every image counted once, on any number of workers.
 
-Worker w takes pictures n * w / W to n * (w + 1) / W. Nothing is padded or repeated, and the counts of all workers are
+Worker w takes images n * w / W to n * (w + 1) / W. Nothing is padded or repeated, and the counts of all workers are
 added up; the sum must be the size of the set.
 """
 
@@ -28,7 +28,7 @@ class Evaluation:
     top1: float
     top5: float
     loss: float
-    num_pictures: int
+    num_images: int
 
 
 def evaluate(
@@ -37,12 +37,12 @@ def evaluate(
     image_size: int,
     normalise: Callable[[Tensor], Tensor],
     autocast: Callable[[], torch.autocast],
-    pictures_per_pass: int,
+    images_per_pass: int,
     device: torch.device,
     feeding: Feeding | None = None,
 ) -> Evaluation:
     """Count top-1 and top-5 hits over the whole source; every worker of the world must call it."""
-    alone, _ = evaluate_together([network], source, image_size, normalise, autocast, pictures_per_pass, device, feeding)
+    alone, _ = evaluate_together([network], source, image_size, normalise, autocast, images_per_pass, device, feeding)
     return alone[0]
 
 
@@ -53,7 +53,7 @@ def evaluate_together(
     image_size: int,
     normalise: Callable[[Tensor], Tensor],
     autocast: Callable[[], torch.autocast],
-    pictures_per_pass: int,
+    images_per_pass: int,
     device: torch.device,
     feeding: Feeding | None = None,
 ) -> tuple[list[Evaluation], Evaluation]:
@@ -64,10 +64,10 @@ def evaluate_together(
     modes = [network.training for network in networks]
     for network in networks:
         network.eval()
-    batches = evaluation_batches(source, image_size, begin, end, pictures_per_pass, feeding or Feeding())
-    for pictures, labels_array in batches:
+    batches = evaluation_batches(source, image_size, begin, end, images_per_pass, feeding or Feeding())
+    for images, labels_array in batches:
         labels = torch.from_numpy(labels_array).to(device)
-        batch = normalise(torch.from_numpy(pictures))
+        batch = normalise(torch.from_numpy(images))
         probabilities = torch.zeros((), dtype=torch.float64, device=device)
         for row, network in enumerate(networks):
             with autocast():
@@ -86,13 +86,13 @@ def evaluate_together(
 
 
 def _counts(scores: Tensor, loss: Tensor, labels: Tensor) -> Tensor:
-    """Top-1 hits, top-5 hits, the given loss and the number of pictures."""
+    """Top-1 hits, top-5 hits, the given loss and the number of images."""
     best = scores.topk(min(5, scores.shape[1]), dim=1).indices == labels[:, None]
     number = loss.new_tensor(float(len(labels)))
     return torch.stack([best[:, 0].sum(), best.any(dim=1).sum(), loss, number]).double()
 
 
-def _evaluation(totals: list[float], num_pictures: int) -> Evaluation:
+def _evaluation(totals: list[float], num_images: int) -> Evaluation:
     hits1, hits5, loss_sum, count = totals
-    assert int(count) == num_pictures, f"evaluated {count} pictures of {num_pictures}"
-    return Evaluation(hits1 / count, hits5 / count, loss_sum / count, num_pictures)
+    assert int(count) == num_images, f"evaluated {count} images of {num_images}"
+    return Evaluation(hits1 / count, hits5 / count, loss_sum / count, num_images)

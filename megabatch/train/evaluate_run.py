@@ -16,7 +16,7 @@ from megabatch.config import Config
 from megabatch.data.sources import Source
 from megabatch.errors import CheckpointError
 from megabatch.report.record import write_json
-from megabatch.train.build import Normaliser, autocast_of, build_network, open_pictures, set_threads
+from megabatch.train.build import Normaliser, autocast_of, build_network, open_images, set_threads
 from megabatch.train.checkpoint import check_fits, decode, newest_whole
 from megabatch.train.ensemble import average_weights, re_estimate_statistics
 from megabatch.train.evaluate import Evaluation, evaluate_together
@@ -33,14 +33,14 @@ def evaluate_run(folder: Path, data: Path | None) -> dict[str, Any]:
     with _open(folder, data) as run:
         state, weights = _weights(folder)
         [found], _ = run.evaluate([run.network(state, f"'{folder / weights}'")])
-    return {**_numbers(found), "num_pictures": found.num_pictures, "weights": weights, "speaks": run.speaks}
+    return {**_numbers(found), "num_images": found.num_images, "weights": weights, "is_main": run.is_main}
 
 
 def evaluate_ensemble(folder: Path, data: Path | None) -> dict[str, Any]:
     """Each member alone, the average of their probabilities, and for comparison the average of their weights.
 
     Averaged weights make other activations than any member, so their batch-norm statistics are measured anew.
-    On the run's own pictures the result stays in the run folder, as `ensemble.json`, for the report.
+    On the run's own images the result stays in the run folder, as `ensemble.json`, for the report.
     """
     with _open(folder, data) as run:
         paths = member_paths(folder)
@@ -60,22 +60,22 @@ def evaluate_ensemble(folder: Path, data: Path | None) -> dict[str, Any]:
         "members": members,
         "ensemble": _numbers(together),
         "weight_average": {**_numbers(of_average), "statistics_ghost_batches": num_ghosts},
-        "num_pictures": together.num_pictures,
+        "num_images": together.num_images,
     }
-    if run.speaks and data is None:  # accuracy on other pictures is not the run's own
+    if run.is_main and data is None:  # accuracy on other images is not the run's own
         write_json(folder / "ensemble.json", found)
-    return {**found, "speaks": run.speaks}
+    return {**found, "is_main": run.is_main}
 
 
 @dataclass
 class _OpenRun:
-    """A run folder with its pictures, in the world this process belongs to."""
+    """A run folder with its images, in the world this process belongs to."""
 
     config: Config
     device: torch.device
     train_source: Source
     val_source: Source
-    speaks: bool
+    is_main: bool
 
     def __post_init__(self) -> None:
         self.normalise = Normaliser(self.config, self.val_source.channels, self.device)
@@ -91,7 +91,7 @@ class _OpenRun:
         return network
 
     def evaluate(self, networks: Sequence[nn.Module]) -> tuple[list[Evaluation], Evaluation]:
-        size, per_pass = self.config.data.image_size, self.config.train.evaluation_batch
+        size, per_pass = self.config.data.image_size, self.config.train.evaluation_batch_size
         feeding = feeding_of(self.config, self.val_source, local_size=1)
         return evaluate_together(
             networks, self.val_source, size, self.normalise, self.autocast, per_pass, self.device, feeding
@@ -107,13 +107,13 @@ def _open(folder: Path, data: Path | None) -> Iterator[_OpenRun]:
     set_threads(config, world.local_size if world else 1)
     device, backend = choose_device(config.comm.backend, world)
     with join(world, backend, config.comm.timeout_seconds) if world else nullcontext():
-        train_source, val_source = open_pictures(config)
-        yield _OpenRun(config, device, train_source, val_source, speaks=world is None or world.is_first)
+        train_source, val_source = open_images(config)
+        yield _OpenRun(config, device, train_source, val_source, is_main=world is None or world.is_main)
 
 
 def _numbers(found: Evaluation) -> dict[str, float]:
     numbers = asdict(found)
-    del numbers["num_pictures"]
+    del numbers["num_images"]
     return numbers
 
 
@@ -126,4 +126,4 @@ def _weights(folder: Path) -> tuple[dict[str, Any], str]:
     if data is None:
         raise CheckpointError(f"run folder '{folder}' has neither a model nor a checkpoint yet; train it first")
     state = decode(data, str(folder))
-    return state["model"], f"checkpoint of update {state['run']['clock']['updates']}"
+    return state["model"], f"checkpoint of step {state['run']['clock']['steps']}"

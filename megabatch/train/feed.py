@@ -1,4 +1,4 @@
-"""What the settings say about feeding a worker: lanes, decoder, broken pictures, and the size of training pictures."""
+"""What the settings say about feeding a worker: lanes, decoder, broken images, and the size of training images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from megabatch.data.broken import BrokenLog
 from megabatch.data.dali import check_dali
 from megabatch.data.decode import Decoding, check_decoder
 from megabatch.data.feeding import Feeding
-from megabatch.data.sources import PictureArray, Source
+from megabatch.data.sources import ImageArray, Source
 from megabatch.schedule.pieces import largest_value, value_at
 from megabatch.train.world import World
 
@@ -25,14 +25,14 @@ MOST_THREADS = 16
 
 
 class Feeds:
-    """The feeding of both sets of one run on one worker; broken pictures are counted over all its phases."""
+    """The feeding of both sets of one run on one worker; broken images are counted over all its phases."""
 
     def __init__(self, config: Config, world: World, folder: Path, train: Source, val: Source) -> None:
         self.train = feeding_of(config, train, world.local_size, folder / f"broken.{world.rank}.jsonl")
         self.val = feeding_of(config, val, world.local_size, folder / f"broken.{world.rank}.jsonl")
 
     def total_broken(self, device: torch.device) -> int:
-        """Broken pictures met by all workers, as often as they met them; every worker must call it."""
+        """Broken images met by all workers, as often as they met them; every worker must call it."""
         here = float(self.train.broken.num_broken + self.val.broken.num_broken)
         total = torch.tensor(here, dtype=torch.float64, device=device)
         if dist.is_initialized() and dist.get_world_size() > 1:
@@ -52,7 +52,7 @@ def feeding_of(config: Config, source: Source, local_size: int, broken_list: Pat
         check_dali()
     threads = data.loader_threads or min(MOST_THREADS, cores_of_worker(local_size))
     return Feeding(
-        threads=1 if isinstance(source, PictureArray) and not data.loader_threads else threads,
+        threads=1 if isinstance(source, ImageArray) and not data.loader_threads else threads,
         processes=data.loader_processes,
         decoding=Decoding(data.decoder, data.reduce_jpeg),
         broken=BrokenLog(data.max_broken_share, broken_list, source.name),
@@ -66,7 +66,7 @@ def cores_of_worker(local_size: int) -> int:
 
 
 def image_size_at(config: Config) -> Callable[[float], int]:
-    """The size of training pictures by epoch: the schedule rounded to whole multiples of 8, or always the same."""
+    """The size of training images by epoch: the schedule rounded to whole multiples of 8, or always the same."""
     schedule = config.data.train_image_size
     if schedule is None:
         return lambda epoch: config.data.image_size

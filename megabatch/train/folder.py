@@ -33,13 +33,13 @@ _HARMLESS = (
     "comm.timeout_seconds",
     "data.path",
     "data.prefetch_ghosts",
-    "train.evaluation_batch",
-    "promise.",
+    "train.evaluation_batch_size",
+    "reference.",
     "log.",
 )
 
 # These do, and may yet change when a run is resumed: how a run goes on further, and how one that diverged is mended.
-_FREE_ON_RESUME = ("train.max_updates", "optimizer.learning_rate", "collapse.learning_rate")
+_FREE_ON_RESUME = ("train.max_steps", "optimizer.lr", "collapse.lr")
 
 
 def default_output(recipe: str) -> Path:
@@ -98,7 +98,7 @@ def changes_on_resume(folder: Path, config: Config) -> list[str]:
     if not (folder / "config.toml").is_file():
         return []
     changed = differences(config_of_run(folder), config).items()
-    rates = [(name, values) for name, values in changed if name.endswith(".learning_rate")]
+    rates = [(name, values) for name, values in changed if name.endswith(".lr")]
     return [f"changed        {name} from here on: {theirs} -> {ours}" for name, (theirs, ours) in rates]
 
 

@@ -23,13 +23,13 @@ __all__ = ["ERROR_FILE_VARIABLE", "LAUNCHED_VARIABLE", "error_was_left", "leave_
 LAUNCHED_VARIABLE = "MEGABATCH_LAUNCHED"
 ERROR_FILE_VARIABLE = "MEGABATCH_ERROR_FILE"
 
-# How long workers may take to finish their update and write a checkpoint after a signal. One update can be hours of
+# How long workers may take to finish their step and write a checkpoint after a signal. One step can be hours of
 # accumulation; whoever sent the signal has a limit of its own and kills when that is over.
 _SHUTDOWN_SECONDS = 24 * 3600
 
 
-def start_workers(num_workers: int, arguments: list[str], max_restarts: int) -> int:
-    """Run `python -m megabatch ARGUMENTS` in `num_workers` processes; return 0, or the signal that ended it.
+def start_workers(world_size: int, arguments: list[str], max_restarts: int) -> int:
+    """Run `python -m megabatch ARGUMENTS` in `world_size` processes; return 0, or the signal that ended it.
 
     Raises:
         MegabatchError: the one-line error a worker left.
@@ -52,7 +52,7 @@ def start_workers(num_workers: int, arguments: list[str], max_restarts: int) -> 
         launch = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
-            nproc_per_node=num_workers,
+            nproc_per_node=world_size,
             run_id=uuid.uuid4().hex,
             rdzv_backend="c10d",
             rdzv_endpoint="127.0.0.1:0",
@@ -96,7 +96,7 @@ def leave_error(message: str, environ: Mapping[str, str]) -> bool:
     beside = Path(f"{path}.{os.getpid()}")
     try:
         beside.write_text(message, encoding="utf-8")
-        os.link(beside, path)  # whole or not at all; the first worker to find an error is the one to tell
+        os.link(beside, path)  # whole or not at all; the main rank to find an error is the one to tell
     except OSError:
         pass
     finally:

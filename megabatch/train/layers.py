@@ -23,7 +23,7 @@ def layers_or_none(network: nn.Module, channels: int, image_size: int) -> list[d
         return None
 
 
-def list_layers(network: nn.Module, pictures: torch.Tensor) -> list[dict[str, Any]]:
+def list_layers(network: nn.Module, images: torch.Tensor) -> list[dict[str, Any]]:
     """Layers in the order of the forward pass with their parameters and part of the multiply-adds."""
     names = {module: name for name, module in network.named_modules()}
     seen: list[dict[str, Any]] = []
@@ -47,7 +47,7 @@ def list_layers(network: nn.Module, pictures: torch.Tensor) -> list[dict[str, An
     training = {module: module.training for module in network.modules()}
     try:
         with torch.no_grad():
-            network.eval()(pictures)
+            network.eval()(images)
     finally:
         for hook in hooks:
             hook.remove()

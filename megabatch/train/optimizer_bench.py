@@ -1,6 +1,6 @@
-"""What one optimiser step costs over a network's parameters, against torch's own and against a loop over parameters.
+"""What one optimizer step costs over a network's parameters, against torch's own and against a loop over parameters.
 
-All contestants update the same parameters with the same gradients, each with a momentum of its own. A round lets each
+All contestants step the same parameters with the same gradients, each with a momentum of its own. A round lets each
 of them make one step that does not count and one that does; ratios are between steps of one round.
 """
 
@@ -33,7 +33,7 @@ class LoopLARS(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Make one update."""
+        """Make one step."""
         for group in self.param_groups:
             decay = group["weight_decay"] * group.get("decay_factor", 1.0)
             for p in group["params"]:
@@ -52,7 +52,7 @@ class LoopLARS(torch.optim.Optimizer):
 
 
 def contestants(model: nn.Module) -> dict[str, Callable[[], Any]]:
-    """A step of each optimiser; all share the model's parameters and gradients."""
+    """A step of each optimizer; all share the model's parameters and gradients."""
     decayed = parameter_groups(model, weight_decay=_DECAY)
 
     def groups() -> list[dict[str, Any]]:

@@ -28,11 +28,11 @@ class _BarWithText(Bar):
 
 
 class Progress:
-    """Speaks only on the first worker; the others call the same methods and stay silent."""
+    """Speaks only on the main rank; the others call the same methods and stay silent."""
 
-    def __init__(self, speaks: bool, line_every_seconds: float = 5.0) -> None:
+    def __init__(self, is_main: bool, line_every_seconds: float = 5.0) -> None:
         self._console = Console(highlight=False, soft_wrap=True)
-        self._speaks = speaks
+        self._is_main = is_main
         self._line_every_seconds = line_every_seconds
         self._bar: _BarWithText | None = None
         self._task: TaskID | None = None
@@ -42,7 +42,7 @@ class Progress:
 
     def say(self, line: str) -> None:
         """A line that stays."""
-        if self._speaks:
+        if self._is_main:
             self._console.print(line, markup=False)
 
     @contextmanager
@@ -59,7 +59,7 @@ class Progress:
 
     def _start(self, clock: Clock) -> None:
         self._began = (time.monotonic(), clock.samples)
-        if self._speaks and self._console.is_terminal:
+        if self._is_main and self._console.is_terminal:
             columns = (
                 TextColumn("epoch {task.fields[epoch]}"),
                 BarColumn(bar_width=None),
@@ -77,8 +77,8 @@ class Progress:
             self._bar.start()
 
     def show(self, clock: Clock, row: dict[str, Any]) -> None:
-        """Show the newest update; evaluated ones get a line of their own."""
-        if not self._speaks:
+        """Show the newest step; evaluated ones get a line of their own."""
+        if not self._is_main:
             return
         text = self._describe(row)
         if self._bar is not None and self._task is not None:
@@ -94,13 +94,13 @@ class Progress:
             self.say(f"epoch {clock.epoch:6.2f}/{clock.total_epochs:g}  {text}  eta {self._eta(clock)}")
 
     def _describe(self, row: dict[str, Any]) -> str:
-        """The numbers of an update in at most 80 columns."""
+        """The numbers of a step in at most 80 columns."""
         seconds = row["data_seconds"] + row["compute_seconds"] + row["communication_seconds"] or 1.0
         parts = ("data", "compute", "communication")
         split = "/".join(f"{100 * row[f'{part}_seconds'] / seconds:.0f}" for part in parts)
         return (
-            f"loss {row['loss']:.3f} top-1 {row['top1']:.1%} rate {row['learning_rate']:.3g} "
-            f"batch {row['batch_total']:,} {row['images_per_second']:,.0f} img/s data/comp/comm {split} %"
+            f"loss {row['loss']:.3f} top-1 {row['top1']:.1%} rate {row['lr']:.3g} "
+            f"batch {row['global_batch_size']:,} {row['images_per_second']:,.0f} img/s data/comp/comm {split} %"
         )
 
     def _eta(self, clock: Clock) -> str:

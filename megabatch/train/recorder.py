@@ -14,17 +14,17 @@ __all__ = ["Recorder"]
 
 
 class Recorder:
-    """Held by the first worker only."""
+    """Held by the main rank only."""
 
     def __init__(
         self,
         folder: Path,
         keep_bytes: int,
-        updates_done: int,
+        steps_done: int,
         config: Config | None = None,
         say: Callable[[str], None] = print,
     ) -> None:
-        self._loggers = open_loggers(LogContext(folder, config, updates_done), say)
+        self._loggers = open_loggers(LogContext(folder, config, steps_done), say)
         self._log = MetricsLog(folder / "metrics.jsonl", keep_bytes)
 
     @property
@@ -32,7 +32,7 @@ class Recorder:
         return self._log.num_bytes
 
     def append(self, row: dict[str, Any]) -> None:
-        """Record the row of one update."""
+        """Record the row of one step."""
         self._log.append(row)
         for logger in self._loggers:
             logger.row(row)

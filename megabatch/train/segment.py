@@ -1,4 +1,4 @@
-"""A phase made ready to run: its pictures, rates and updates. The trunk and its branches differ in nothing else."""
+"""A phase made ready to run: its images, rates and steps. The trunk and its branches differ in nothing else."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from megabatch.config.optimizer import OptimizerConfig
 from megabatch.data.augment import Augmentation
 from megabatch.errors import ConfigError
 from megabatch.schedule.adaptive import AdaptiveBatch
-from megabatch.schedule.batch import Update, first_sample, iterate_updates, parse_stages
+from megabatch.schedule.batch import Step, first_sample, iterate_steps, parse_stages
 from megabatch.schedule.clock import Clock
 from megabatch.schedule.control import keep_noise
 from megabatch.schedule.phases import Phase, branch_seed, plan_phases
@@ -31,27 +31,27 @@ class Segment:
     seed: int  # of sample order, augmentation and dropout
     augmentation: Augmentation
     optimizer: OptimizerConfig
-    base_batch_total: int  # the batch that the rates are made for
-    until_samples: int  # updates that start here or later belong to the next phase
-    batch_total_at: Callable[[float], int]
+    base_global_batch_size: int  # the batch that the rates are made for
+    until_samples: int  # steps that start here or later belong to the next phase
+    global_batch_size_at: Callable[[float], int]
 
-    def updates(self, config: Config, clock: Clock) -> Iterator[Update]:
-        """What is left to do of the phase, or up to `max_updates` of the run."""
-        updates = iterate_updates(
-            self.batch_total_at,
-            config.train.ghost_batch,
+    def steps(self, config: Config, clock: Clock) -> Iterator[Step]:
+        """What is left to do of the phase, or up to `max_steps` of the run."""
+        steps = iterate_steps(
+            self.global_batch_size_at,
+            config.train.ghost_batch_size,
             clock.samples_per_epoch,
             clock.total_samples,
             start_samples=clock.samples,
-            start_index=clock.updates,
+            start_index=clock.steps,
             until_samples=self.until_samples,
         )
-        limit = config.train.max_updates
-        return itertools.islice(updates, max(0, limit - clock.updates)) if limit else updates
+        limit = config.train.max_steps
+        return itertools.islice(steps, max(0, limit - clock.steps)) if limit else steps
 
-    def is_over(self, clock: Clock, ghost_batch: int) -> bool:
-        """Whether the phase has no update left at this point of its clock."""
-        return clock.samples >= self.until_samples or clock.total_samples - clock.samples < ghost_batch
+    def is_over(self, clock: Clock, ghost_batch_size: int) -> bool:
+        """Whether the phase has no step left at this point of its clock."""
+        return clock.samples >= self.until_samples or clock.total_samples - clock.samples < ghost_batch_size
 
 
 def phases_of(config: Config) -> tuple[Phase, ...]:
@@ -66,56 +66,58 @@ def phases_of(config: Config) -> tuple[Phase, ...]:
     )
 
 
-def trunk_clock(config: Config, num_pictures: int) -> Clock:
+def trunk_clock(config: Config, num_images: int) -> Clock:
     """The trunk's clock at its start."""
-    return Clock(num_pictures, _total_samples(config, config.train.epochs, num_pictures, "train.epochs"))
+    return Clock(num_images, _total_samples(config, config.train.epochs, num_images, "train.epochs"))
 
 
 def branch_clock(config: Config, trunk: Clock) -> Clock:
-    """The clock of a branch at its start; updates are counted on."""
+    """The clock of a branch at its start; steps are counted on."""
     assert config.collapse is not None
     total = _total_samples(config, config.collapse.epochs, trunk.samples_per_epoch, "collapse.epochs")
-    return Clock(trunk.samples_per_epoch, total, updates=trunk.updates)
+    return Clock(trunk.samples_per_epoch, total, steps=trunk.steps)
 
 
-def planned_samples(config: Config, num_pictures: int) -> int:
-    """The pictures of all phases together, for the progress bar."""
-    trunk = trunk_clock(config, num_pictures)
+def planned_samples(config: Config, num_images: int) -> int:
+    """The images of all phases together, for the progress bar."""
+    trunk = trunk_clock(config, num_images)
     num_branches = len(config.collapse.at_epochs) if config.collapse else 0
     return trunk.total_samples + (num_branches * branch_clock(config, trunk).total_samples if num_branches else 0)
 
 
 def segment_of(config: Config, phase: Phase, trunk: Clock, adaptive: AdaptiveBatch | None) -> Segment:
     """Prepare a phase; `trunk` is where the trunk stands when it begins or is resumed."""
-    stages = parse_stages(config.train.batch_total)
-    first = stages.batch_totals[0]
+    stages = parse_stages(config.train.global_batch_size)
+    first = stages.global_batch_sizes[0]
     seed = branch_seed(config.train.seed, phase.member)
     if phase.is_branch:
         assert config.collapse is not None
         now = adaptive.at(adaptive.observed) if adaptive else stages.at(trunk.epoch)
-        batch_total = config.collapse.batch_total or now
+        global_batch_size = config.collapse.global_batch_size or now
         augmentation = Augmentation(**branch_augment(config).model_dump())
         optimizer = _branch_optimizer(config, config.collapse, trunk.epoch, now / first)
-        return Segment(phase, seed, augmentation, optimizer, batch_total, sys.maxsize, lambda epoch: batch_total)
+        return Segment(
+            phase, seed, augmentation, optimizer, global_batch_size, sys.maxsize, lambda epoch: global_batch_size
+        )
     is_whole_rest = phase.until_epoch >= config.train.epochs
     until = sys.maxsize if is_whole_rest else first_sample(phase.until_epoch, trunk.samples_per_epoch)
-    batch_total_at = _follow(adaptive) if adaptive else stages.at
+    global_batch_size_at = _follow(adaptive) if adaptive else stages.at
     augmentation = Augmentation(**config.data.augment.model_dump())
-    return Segment(phase, seed, augmentation, config.optimizer, first, until, batch_total_at)
+    return Segment(phase, seed, augmentation, config.optimizer, first, until, global_batch_size_at)
 
 
-def _total_samples(config: Config, epochs: float, num_pictures: int, name: str) -> int:
-    total_samples = round(epochs * num_pictures)
-    if total_samples < config.train.ghost_batch:
+def _total_samples(config: Config, epochs: float, num_images: int, name: str) -> int:
+    total_samples = round(epochs * num_images)
+    if total_samples < config.train.ghost_batch_size:
         raise ConfigError(
-            f"{name} {epochs:g} of {num_pictures} pictures is {total_samples}, a ghost batch needs "
-            f"{config.train.ghost_batch}; give at least {config.train.ghost_batch / num_pictures:.4g} epochs"
+            f"{name} {epochs:g} of {num_images} images is {total_samples}, a ghost batch needs "
+            f"{config.train.ghost_batch_size}; give at least {config.train.ghost_batch_size / num_images:.4g} epochs"
         )
     return total_samples
 
 
 def _follow(adaptive: AdaptiveBatch) -> Callable[[float], int]:
-    """The batches of the updates to come, one after the other."""
+    """The batches of the steps to come, one after the other."""
     numbers = itertools.count(adaptive.observed)
     return lambda epoch: adaptive.wait_for(next(numbers))
 
@@ -124,13 +126,13 @@ def _branch_optimizer(config: Config, collapse: CollapseConfig, epoch: float, gr
     """The branch's schedules: what the recipe gives for it, else what the trunk has where the branch begins."""
     trunk = config.optimizer
     begin, momentum = keep_noise(
-        config.batch_control.noise, value_at(trunk.learning_rate, epoch), value_at(trunk.momentum, epoch), growth
+        config.batch_control.noise, value_at(trunk.lr, epoch), value_at(trunk.momentum, epoch), growth
     )
     falling = (Piece(until_epoch=collapse.epochs, shape="polynomial", start=begin, end=0.0, power=2.0),)
     decay = value_at(trunk.weight_decay, epoch)
     return trunk.model_copy(
         update={
-            "learning_rate": falling if collapse.learning_rate is None else collapse.learning_rate,
+            "lr": falling if collapse.lr is None else collapse.lr,
             "momentum": momentum if collapse.momentum is None else collapse.momentum,
             "weight_decay": decay if collapse.weight_decay is None else collapse.weight_decay,
         }

@@ -35,7 +35,7 @@ class Session:
     planned_samples: int  # of all phases together
     progress: Progress
     stop: StopRequest
-    recorder: Recorder | None  # on the first worker
+    recorder: Recorder | None  # on the main rank
     trunk: TrainingState | None  # what the branch that is going on returns to
     began: float = 0.0
     evaluation: Evaluation | None = None  # of the weights as they are now
@@ -43,13 +43,13 @@ class Session:
 
     @cached_property
     def feeds(self) -> Feeds:
-        """How pictures are prepared; broken ones are counted over all phases."""
+        """How images are prepared; broken ones are counted over all phases."""
         bench = self.bench
         return Feeds(bench.config, bench.world, self.folder, bench.train_source, bench.val_source)
 
     @property
     def overall(self) -> Clock:
-        """Pictures of all phases together, as a clock."""
+        """Images of all phases together, as a clock."""
         return replace(self.run.clock, total_samples=self.planned_samples, samples=self.run.seen_samples)
 
     def enter(self, phase: Phase) -> Segment:
@@ -72,7 +72,7 @@ class Session:
         found = self.evaluation or self.evaluate(segment)  # there is none when a run is resumed at this very point
         assert run.trunk is not None
         assert self.trunk is not None
-        # Only the first worker's list is ever written down; the others keep theirs for its length.
+        # Only the main rank's list is ever written down; the others keep theirs for its length.
         member: dict[str, Any] = {
             "member": phase.member,
             "from_epoch": run.trunk.epoch,
@@ -81,10 +81,10 @@ class Session:
             "top5": found.top5,
             "val_loss": found.loss,
         }
-        member["file"] = write_member(self.folder, phase.member, bench.network) if bench.world.is_first else ""
+        member["file"] = write_member(self.folder, phase.member, bench.network) if bench.world.is_main else ""
         run.members = [*(one for one in run.members if one["member"] != phase.member), member]
         load_training_state(bench, self.trunk)
-        run.clock = replace(run.trunk, updates=run.clock.updates)
+        run.clock = replace(run.trunk, steps=run.clock.steps)
         run.trunk, self.trunk, run.skipped_in_a_row = None, None, 0
         self.weights_changed()
 
@@ -94,11 +94,11 @@ class Session:
         return GhostLoader(
             bench.train_source,
             segment.augmentation,
-            lambda epoch: size_at(past_epochs + epoch),  # a branch does not go back to the small pictures of the start
+            lambda epoch: size_at(past_epochs + epoch),  # a branch does not go back to the small images of the start
             segment.seed,
-            segment.updates(config, self.run.clock),
+            segment.steps(config, self.run.clock),
             worker=bench.world.rank,
-            num_workers=bench.world.size,
+            world_size=bench.world.size,
             prefetch_ghosts=config.data.prefetch_ghosts,
             pin_for=bench.device if bench.device.type == "cuda" else None,
             feeding=self.feeds.train,
@@ -115,7 +115,7 @@ class Session:
             config.data.image_size,
             bench.normalise,
             bench.autocast,
-            config.train.evaluation_batch,
+            config.train.evaluation_batch_size,
             bench.device,
             self.feeds.val,
         )

@@ -1,6 +1,6 @@
 """What a checkpoint holds, and how a run continues from it on any number of workers.
 
-The first worker reads and writes the file; its bytes are broadcast, so the other hosts need no shared disk to resume.
+The main rank reads and writes the file; its bytes are broadcast, so the other hosts need no shared disk to resume.
 Random numbers need no state of their own: the sample order, the augmentation and the seed of every ghost batch are pure
 functions of the stored seed and the clock. Inside a branch the checkpoint also holds the trunk as the branch left it.
 """
@@ -28,20 +28,20 @@ TrainingState = dict[str, Any]
 
 @dataclass
 class RunState:
-    """What a run carries from update to update besides the weights."""
+    """What a run carries from step to step besides the weights."""
 
-    clock: Clock  # of the phase that is going on; its updates count over all phases
+    clock: Clock  # of the phase that is going on; its steps count over all phases
     phase: int = 0  # its number
     trunk: Clock | None = None  # where the trunk waits while a branch goes on
-    seen_samples: int = 0  # pictures of all phases
+    seen_samples: int = 0  # images of all phases
     members: list[dict[str, Any]] = field(default_factory=list)  # the branches that are done
     trunk_top1: float | None = None  # of its last evaluation
-    skipped_updates: int = 0  # non-finite gradients so far
+    skipped_steps: int = 0  # non-finite gradients so far
     skipped_in_a_row: int = 0
     best_top1: float = -1.0
-    best_update: int = 0
-    training_seconds: float = 0.0  # in updates alone
-    wall_seconds: float = 0.0  # in the whole loop: updates, evaluations, checkpoints
+    best_step: int = 0
+    training_seconds: float = 0.0  # in steps alone
+    wall_seconds: float = 0.0  # in the whole loop: steps, evaluations, checkpoints
 
     @property
     def epoch(self) -> float:
@@ -79,7 +79,7 @@ def save(
 ) -> None:
     """Write a checkpoint; every worker must call it, the first one writes. `trunk` is what a branch returns to."""
     state = training_state(bench)
-    if not bench.world.is_first:
+    if not bench.world.is_main:
         return
     state |= {
         "seed": bench.config.train.seed,
@@ -91,7 +91,7 @@ def save(
         "adaptive": bench.adaptive.state() if bench.adaptive else None,
     }
     settings = bench.config.checkpoint
-    save_checkpoint(folder / "checkpoints", state, run.clock.updates, settings.keep, best=is_best)
+    save_checkpoint(folder / "checkpoints", state, run.clock.steps, settings.keep, best=is_best)
 
 
 def restore(
@@ -110,7 +110,7 @@ def restore(
     clock = Clock(**stored.pop("clock"))
     if clock.samples_per_epoch != run.clock.samples_per_epoch:
         raise CheckpointError(
-            f"run folder '{folder}' was trained on {clock.samples_per_epoch} pictures, the data given has "
+            f"run folder '{folder}' was trained on {clock.samples_per_epoch} images, the data given has "
             f"{run.clock.samples_per_epoch}; resume with the same data, or choose another --output"
         )
     trunk_clock = stored.pop("trunk", None)
@@ -122,15 +122,15 @@ def restore(
         bench.noise.load(state["noise"])
     if bench.adaptive and state["adaptive"]:
         bench.adaptive.load(state["adaptive"])
-    if bench.world.is_first and run.best_update:
-        link_best(folder / "checkpoints", run.best_update)
+    if bench.world.is_main and run.best_step:
+        link_best(folder / "checkpoints", run.best_step)
     then = f" (then on {state['world_size']} workers)" if state["world_size"] != bench.world.size else ""
-    say(f"resuming after update {clock.updates}, epoch {run.epoch:.3f}{then}")
+    say(f"resuming after step {clock.steps}, epoch {run.epoch:.3f}{then}")
     return int(state["metrics_bytes"]), state["trunk"]
 
 
 def _broadcast_state(bench: Workbench, folder: Path, say: Callable[[str], None]) -> dict[str, Any] | None:
-    data = newest_whole(folder / "checkpoints", say) if bench.world.is_first else None
+    data = newest_whole(folder / "checkpoints", say) if bench.world.is_main else None
     if bench.world.size > 1:
         length = torch.tensor([len(data) if data else 0], device=bench.device)
         dist.broadcast(length, src=0)

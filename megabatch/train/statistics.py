@@ -15,7 +15,7 @@ from torch import Tensor
 from megabatch.data.assemble import assemble_training
 from megabatch.data.order import stream
 from megabatch.model.norm import exact_statistics
-from megabatch.schedule.batch import deal
+from megabatch.schedule.batch import shard_range
 from megabatch.schedule.clock import Clock
 from megabatch.train.build import Workbench
 from megabatch.train.segment import Segment
@@ -35,10 +35,10 @@ def publish(bench: Workbench, segment: Segment, clock: Clock) -> None:
 def _ghosts(bench: Workbench, segment: Segment, clock: Clock, num_ghosts: int) -> Iterator[Tensor]:
     """This worker's share of the ghost batches that follow the clock."""
     config, source = bench.config, bench.train_source
-    size = config.train.ghost_batch
-    for index in deal(num_ghosts, bench.world.size, bench.world.rank):
+    size = config.train.ghost_batch_size
+    for index in shard_range(num_ghosts, bench.world.size, bench.world.rank):
         epochs, samples = stream(segment.seed, len(source), clock.samples + index * size, size)
-        pictures, _ = assemble_training(
+        images, _ = assemble_training(
             source,
             segment.augmentation,
             config.data.image_size,
@@ -47,4 +47,4 @@ def _ghosts(bench: Workbench, segment: Segment, clock: Clock, num_ghosts: int) -
             samples,
             tolerant=config.data.max_broken_share > 0,  # the loader counts them when their turn comes
         )
-        yield bench.normalise(torch.from_numpy(pictures))
+        yield bench.normalise(torch.from_numpy(images))

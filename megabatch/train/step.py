@@ -1,7 +1,7 @@
-"""One optimiser update: this worker's ghost batches forward and backward, gradients averaged, optimiser stepped.
+"""One optimizer step: this worker's ghost batches forward and backward, gradients averaged, optimizer stepped.
 
-Each picture weighs 1 / pictures of the update, whichever worker holds it: a ghost batch's loss is its sum over pictures
-times workers / pictures, and DDP's average over workers takes the workers out again. All but a worker's last ghost
+Each image weighs 1 / images of the step, whichever worker holds it: a ghost batch's loss is its sum over images
+times workers / images, and DDP's average over workers takes the workers out again. All but a worker's last ghost
 batch are accumulated under `no_sync`; the last one sends the buckets.
 """
 
@@ -19,50 +19,52 @@ from torch.nn import functional as F
 from torch.nn.utils import get_total_norm
 
 from megabatch.data.loader import Ghost
-from megabatch.schedule.batch import Update, deal
+from megabatch.schedule.batch import Step, shard_range
 from megabatch.schedule.noise import NoiseSample
 from megabatch.train.build import Workbench
 
-__all__ = ["UpdateResult", "rehearse", "train_update"]
+__all__ = ["StepResult", "train_step", "warm_up_pass"]
 
-# Parts whose mean over workers is known before the optimiser steps.
+# Parts whose mean over workers is known before the optimizer steps.
 _SHARED = ("data", "forward", "backward", "communication")
 
 
 @dataclass(frozen=True)
-class UpdateResult:
-    """What an update did, the same on every worker. Seconds are means over workers, except the update's own."""
+class StepResult:
+    """What a step did, the same on every worker. Seconds are means over workers, except the step's own."""
 
     loss: float
     top1: float
     gradient_norm: float
-    applied: bool  # False when the gradient was not finite and the optimiser left the weights alone
+    applied: bool  # False when the gradient was not finite and the optimizer left the weights alone
     stop_wanted: bool  # some worker was asked to stop
-    noise: NoiseSample | None  # smoothed noise and signal of the gradient, when this update was measured
-    noise_scale: float | None  # smoothed, in pictures; None when it is not measured, or not known
+    noise: NoiseSample | None  # smoothed noise and signal of the gradient, when this step was measured
+    noise_scale: float | None  # smoothed, in images; None when it is not measured, or not known
     data_seconds: float
     communication_seconds: float
-    update_seconds: float
+    step_seconds: float
     forward_seconds: float = math.nan  # NaN where the host's clock does not tell
     backward_seconds: float = math.nan
-    optimizer_seconds: float = math.nan  # the first worker's own: every worker does the same
+    optimizer_seconds: float = math.nan  # the main rank's own: every worker does the same
 
     @property
     def compute_seconds(self) -> float:
-        return max(0.0, self.update_seconds - self.data_seconds - self.communication_seconds)
+        return max(0.0, self.step_seconds - self.data_seconds - self.communication_seconds)
 
 
-def rehearse(bench: Workbench) -> None:
+def warm_up_pass(bench: Workbench) -> None:
     """Go through one synchronised backward pass that leaves no trace in weights or statistics.
 
     DDP rearranges its buckets after the first such pass. With three or more workers the arrangement decides in which
     order numbers are added, so a resumed run must begin with the same one as the run that was never interrupted.
     """
     size = bench.config.data.image_size
-    pictures = torch.zeros(bench.config.train.ghost_batch, size, size, bench.train_source.channels, dtype=torch.uint8)
+    images = torch.zeros(
+        bench.config.train.ghost_batch_size, size, size, bench.train_source.channels, dtype=torch.uint8
+    )
     with bench.statistics.untouched():
         with bench.autocast():
-            logits = bench.ddp(bench.normalise(pictures))
+            logits = bench.ddp(bench.normalise(images))
         (logits.float().sum() * 0.0).backward()
     bench.exposed.backward_ended()
     bench.optimizer.zero_grad(set_to_none=True)
@@ -75,19 +77,19 @@ def _seed(device: torch.device, seed: int) -> None:
         torch.cuda.manual_seed(seed)
 
 
-def train_update(
-    bench: Workbench, update: Update, ghosts: Iterable[Ghost], seed: int, stop_wanted: bool, measure_noise: bool = True
-) -> UpdateResult:
-    """Make one update; `optimizer` must already have the rates of this epoch."""
+def train_step(
+    bench: Workbench, step: Step, ghosts: Iterable[Ghost], seed: int, stop_wanted: bool, measure_noise: bool = True
+) -> StepResult:
+    """Make one step; `optimizer` must already have the rates of this epoch."""
     begin = time.perf_counter()
     size, smoothing = bench.world.size, bench.config.train.label_smoothing
-    num_mine = max(1, len(deal(update.num_ghosts, size, bench.world.rank)))
+    num_mine = max(1, len(shard_range(step.num_ghosts, size, bench.world.rank)))
     loss_sum = torch.zeros((), dtype=torch.float64, device=bench.device)
     num_correct = torch.zeros((), dtype=torch.float64, device=bench.device)
     noise, watch = bench.noise, bench.watch
     bench.optimizer.zero_grad(set_to_none=True)
     if noise is not None:
-        noise.begin_update(measure_noise)
+        noise.begin_step(measure_noise)
     watch.begin()
 
     for position, ghost in enumerate(ghosts):
@@ -95,27 +97,27 @@ def train_update(
         synchronise = position == num_mine - 1
         # Dropout and the like depend on the ghost batch, not on the worker that happens to hold it.
         _seed(bench.device, (seed * 0x9E3779B97F4A7C15 + ghost.number) % 2**63)
-        pictures = bench.normalise(ghost.pictures)
+        images = bench.normalise(ghost.images)
         labels = ghost.labels.to(bench.device, non_blocking=True)
         with (
             nullcontext() if synchronise else bench.ddp.no_sync(),
             bench.statistics.untouched() if ghost.idle else nullcontext(),
         ):
             with bench.autocast():
-                logits = bench.ddp(pictures)
+                logits = bench.ddp(images)
             loss = F.cross_entropy(logits.float(), labels, label_smoothing=smoothing, reduction="sum")
             watch.lap("forward")
-            weight = 0.0 if ghost.idle else size / update.num_samples
+            weight = 0.0 if ghost.idle else size / step.num_samples
             bench.scaler.scale(loss * weight).backward()
         if synchronise:
             bench.exposed.backward_ended()
         watch.lap("backward")
         if not ghost.idle:
-            bench.statistics.after_ghost(1.0 / update.num_ghosts)
+            bench.statistics.after_ghost(1.0 / step.num_ghosts)
             loss_sum += loss.detach()
             num_correct += (logits.argmax(dim=1) == labels).sum()
             if noise is not None:
-                noise.after_backward(update.ghost_batch, update.ghost_batch / update.num_samples)
+                noise.after_backward(step.ghost_batch_size, step.ghost_batch_size / step.num_samples)
         watch.skip()
 
     loss_scale = bench.scaler.get_scale()
@@ -144,19 +146,19 @@ def train_update(
     finite = num_not_finite == 0  # on every worker
     watch.skip()
     if finite:
-        bench.statistics.after_update()
+        bench.statistics.after_step()
         bench.scaler.step(bench.optimizer)
     else:
-        bench.statistics.forget_bad_update()
+        bench.statistics.forget_bad_step()
     if noise is not None and finite:
         noise.observe(sums, gradient_norm**2, loss_scale)
     bench.scaler.update()
     watch.lap("optimizer")
     watch.end()
     known = math.isfinite(watch.seconds["forward"])
-    return UpdateResult(
-        loss=loss_total / update.num_samples,
-        top1=correct_total / update.num_samples,
+    return StepResult(
+        loss=loss_total / step.num_samples,
+        top1=correct_total / step.num_samples,
         gradient_norm=gradient_norm,
         applied=finite,
         stop_wanted=stop_total > 0,
@@ -164,7 +166,7 @@ def train_update(
         noise_scale=noise.scale if noise is not None and measure_noise else None,
         data_seconds=seconds["data"],
         communication_seconds=seconds["communication"],
-        update_seconds=time.perf_counter() - begin,
+        step_seconds=time.perf_counter() - begin,
         forward_seconds=seconds["forward"] if known else math.nan,
         backward_seconds=seconds["backward"] if known else math.nan,
         optimizer_seconds=watch.seconds["optimizer"],

@@ -35,10 +35,10 @@ class StepBenchRequest:
     words: tuple[str, ...] = ()
 
 
-def parse_batches(text: str, ghost_batch: int) -> tuple[int, ...]:
+def parse_batches(text: str, ghost_batch_size: int) -> tuple[int, ...]:
     """Read "16,32,64"; by default half, once and twice the ghost batch."""
     if not text:
-        return tuple(sorted({max(2, ghost_batch // 2), ghost_batch, 2 * ghost_batch}))
+        return tuple(sorted({max(2, ghost_batch_size // 2), ghost_batch_size, 2 * ghost_batch_size}))
     try:
         batches = sorted({int(word) for word in text.split(",")})
     except ValueError:
@@ -78,7 +78,7 @@ def _measure_in(world: World, request: StepBenchRequest, found: list[dict[str, A
         mine = _measure(request, device, dist.barrier)
         everybody: list[Any] = [None] * world.size
         dist.all_gather_object(everybody, mine)
-        if world.is_first:
+        if world.is_main:
             slowest = max(everybody, key=lambda one: sum(row["seconds"] for row in one["rows"]))
             found.append({**slowest, "workers": world.size})
     return 0
@@ -111,10 +111,10 @@ def _measure(request: StepBenchRequest, device: Any, together: Any) -> dict[str,
     size = config.data.image_size
     wait: Callable[[], None] = torch.cuda.synchronize if device.type == "cuda" else _nothing
 
-    def step(pictures: Any, labels: Any) -> tuple[float, float]:
+    def step(images: Any, labels: Any) -> tuple[float, float]:
         begin = time.perf_counter()
         with autocast_of(config, device):
-            logits = network(normalise(pictures))
+            logits = network(normalise(images))
         loss = F.cross_entropy(logits.float(), labels)
         wait()
         forward = time.perf_counter()
@@ -137,8 +137,8 @@ def _measure(request: StepBenchRequest, device: Any, together: Any) -> dict[str,
     measured: dict[int, list[tuple[float, float]]] = {batch: [] for batch in request.batches}
     for _ in range(_WARM_UP + request.iterations):
         together()
-        for batch, (pictures, labels) in inputs.items():
-            measured[batch].append(step(pictures, labels))
+        for batch, (images, labels) in inputs.items():
+            measured[batch].append(step(images, labels))
     rows, shares = [], []
     for batch, every in measured.items():
         times = every[_WARM_UP:]

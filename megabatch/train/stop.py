@@ -1,4 +1,4 @@
-"""Turns a signal into a polite request: finish the update, write a checkpoint, stop.
+"""Turns a signal into a polite request: finish the step, write a checkpoint, stop.
 
 SIGTERM is what schedulers send before they kill, SIGUSR1 what Slurm sends ahead of the time limit, SIGINT is Ctrl-C,
 SIGHUP a closed terminal.
@@ -18,7 +18,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 
 
 class StopRequest:
-    """Whether this process was asked to stop; the workers agree on it at the end of every update."""
+    """Whether this process was asked to stop; the workers agree on it at the end of every step."""
 
     def __init__(self) -> None:
         self.signal_name = ""

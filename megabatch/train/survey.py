@@ -83,9 +83,9 @@ def _bench_in(world: World, request: BenchRequest, sizes: list[int], algorithms:
         rows = run_bench(grid, sizes, algorithms, request.iterations, device=device)
         if request.output is not None:
             write_calibration(grid, rows, request.output)
-        if world.is_first and request.as_json:
+        if world.is_main and request.as_json:
             print(json.dumps({"grid": grid.shape.text, "workers": world.size, "rows": rows_as_data(rows)}))
-        elif world.is_first:
+        elif world.is_main:
             print_rows(rows, title=f"all-reduce over {world.size} workers, grid {grid.shape.text} ({grid.reason})")
     return 0
 
@@ -100,4 +100,4 @@ def examine_joined_world(environ: Mapping[str, str]) -> tuple[list[dict[str, Any
 
     _, backend = choose_device("auto", world)
     with join(world, backend, _TIMEOUT_SECONDS):
-        return examine_world(ProcessGrid.build(timeout_seconds=_TIMEOUT_SECONDS)), world.is_first
+        return examine_world(ProcessGrid.build(timeout_seconds=_TIMEOUT_SECONDS)), world.is_main

@@ -45,7 +45,7 @@ class World:
     store_is_hosted: bool = False  # the launcher already serves the store at the meeting point
 
     @property
-    def is_first(self) -> bool:
+    def is_main(self) -> bool:
         return self.rank == 0
 
 
@@ -208,14 +208,14 @@ def join(world: World, backend: str, timeout_seconds: float) -> Iterator[Store]:
     from torch._C._distributed_c10d import PrefixStore, TCPStore
 
     # The functions of that module have the default group of the moment of its import as default argument. Whatever
-    # torch imports it later, such as the first step of an optimiser, would hold this group for ever.
+    # torch imports it later, such as the first step of an optimizer, would hold this group for ever.
 
     timeout = timedelta(seconds=timeout_seconds)
     try:
         store = TCPStore(
             world.meeting_host,
             world.meeting_port,
-            is_master=world.is_first and not world.store_is_hosted,
+            is_master=world.is_main and not world.store_is_hosted,
             timeout=timeout,
         )
         # The elastic launcher keeps one store over all restarts; without a prefix of its own a restarted Gloo worker

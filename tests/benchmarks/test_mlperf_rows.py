@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.mlperf_rows import PICTURES, old_rows_of, read_run, rows_of
+from benchmarks.mlperf_rows import IMAGES, old_rows_of, read_run, rows_of
 
 ALWAYS = datetime.date(1970, 1, 1)
 
 
-def log(batch_total: int, step_seconds: float, began_ms: int = 1_700_000_000_000, blocks: int = 4) -> str:
+def log(global_batch_size: int, step_seconds: float, began_ms: int = 1_700_000_000_000, blocks: int = 4) -> str:
     """A run of blocks of four epochs, the first twice as slow, with five seconds of evaluation after each."""
     now = float(began_ms)
     lines = ["some other output"]
@@ -22,11 +22,11 @@ def log(batch_total: int, step_seconds: float, began_ms: int = 1_700_000_000_000
         event = {"namespace": "", "time_ms": round(now), "key": key, "value": value, "metadata": metadata}
         lines.append(f"0: :::MLLOG {json.dumps(event)}")
 
-    say("global_batch_size", batch_total)
+    say("global_batch_size", global_batch_size)
     say("run_start")
     for block in range(blocks):
         say("block_start", first_epoch_num=4 * block + 1, epoch_count=4)
-        now += 1e3 * step_seconds * 4 * PICTURES / batch_total * (2 if block == 0 else 1)
+        now += 1e3 * step_seconds * 4 * IMAGES / global_batch_size * (2 if block == 0 else 1)
         say("eval_start")
         now += 5000
         say("eval_stop")
@@ -56,9 +56,9 @@ def test_a_step_is_of_steady_blocks_without_evaluation() -> None:
     run = read_run(log(3264, 0.125))
     assert run is not None
     assert run.step_seconds == pytest.approx(0.125, rel=1e-4)
-    assert run.batch_total == 3264
+    assert run.global_batch_size == 3264
     assert run.epochs == 16
-    assert run.train_seconds == pytest.approx(5 * 0.125 * 4 * PICTURES / 3264 + 20, rel=1e-4)
+    assert run.train_seconds == pytest.approx(5 * 0.125 * 4 * IMAGES / 3264 + 20, rel=1e-4)
 
 
 def test_logs_that_say_too_little_are_passed_over() -> None:
@@ -98,7 +98,7 @@ def test_the_oldest_round_has_logs_of_its_own(tmp_path: Path) -> None:
     entry = {"nodes": [{"num_accelerators": 8, "accelerator": "V100"}]}
     (folder.parent / "entry.json").write_text(json.dumps(entry), encoding="utf-8")
     now, lines = 1000.0, []
-    epoch = 0.05 * PICTURES / (26 * 8 * 3)
+    epoch = 0.05 * IMAGES / (26 * 8 * 3)
     for key, seconds in (
         *((("run_clear_caches", 0.0),) * 3),
         *(("run_start", 1.0), ("input_batch_size: 26", 0.0), ("train_epoch: 0", 2 * epoch), ("train_epoch: 1", epoch)),

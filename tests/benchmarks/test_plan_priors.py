@@ -53,7 +53,7 @@ def test_parts_that_made_the_rows_are_found_again() -> None:
 def test_only_families_that_can_tell_anything_take_part() -> None:
     rows = family("a", 1, AS_USED)
     alone = [rows[0], dataclasses.replace(rows[0], line=7)]
-    large = [dataclasses.replace(row, num_workers=512, family="b:a100") for row in rows]
+    large = [dataclasses.replace(row, world_size=512, family="b:a100") for row in rows]
     google = [dataclasses.replace(row, family="google:tpu-v3") for row in rows]
     assert families_of(rows) == [rows]
     opened = [dataclasses.replace(row, stack="2.0 mxnet open") for row in rows]

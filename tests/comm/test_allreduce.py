@@ -31,11 +31,11 @@ def _data(rank: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
     return (torch.randn(numel, generator=generator, dtype=torch.float64) * (rank + 1) + rank).to(dtype)
 
 
-def _is_sum(result: torch.Tensor, num_ranks: int, divisor: int = 1) -> bool:
+def _is_sum(result: torch.Tensor, world_size: int, divisor: int = 1) -> bool:
     """Whether `result` is the sum of all ranks' data: each of n additions may be off by half a unit of the total."""
-    terms = torch.stack([_data(rank, result.numel(), result.dtype).double() for rank in range(num_ranks)])
+    terms = torch.stack([_data(rank, result.numel(), result.dtype).double() for rank in range(world_size)])
     exact = terms.sum(dim=0) / divisor
-    bound = num_ranks * torch.finfo(result.dtype).eps * terms.abs().sum(dim=0) / divisor
+    bound = world_size * torch.finfo(result.dtype).eps * terms.abs().sum(dim=0) / divisor
     return bool(((result.double() - exact).abs() <= bound).all())
 
 
@@ -78,7 +78,7 @@ def _reduce_on(grid: ProcessGrid, wrong: list[Any], bits: list[str]) -> None:
 
 @pytest.mark.parametrize("shapes", [["1x3", "3x1"], ["2x2"], ["2x3", "3x1x2"]])
 def test_every_algorithm_is_a_sum_and_all_ranks_agree_bit_for_bit(shapes: list[str]) -> None:
-    answers = run_ranks(parse_grid(shapes[0]).num_ranks, _reduce_everything, shapes)
+    answers = run_ranks(parse_grid(shapes[0]).world_size, _reduce_everything, shapes)
     for wrong, bits in answers:
         assert wrong == []
         assert bits == answers[0][1]
@@ -120,22 +120,22 @@ def _half_on_the_wire(rank: int) -> list[Any]:
     grid = ProcessGrid.build("2x3", timeout_seconds=20)
     results: list[Any] = []
     for algorithm in ALGORITHMS:
-        for wire_dtype in (torch.float16, torch.bfloat16):
+        for grad_dtype in (torch.float16, torch.bfloat16):
             tensor = _data(rank, 1009, torch.float32)
-            all_reduce(tensor, grid, algorithm, average=True, wire_dtype=wire_dtype)
+            all_reduce(tensor, grid, algorithm, average=True, grad_dtype=grad_dtype)
             terms = torch.stack([_data(other, 1009, torch.float32).double() for other in range(6)])
             # Rounding to the wire, two divisions, six sums: ten roundings of half a unit each, with one to spare.
-            bound = 5.5 * torch.finfo(wire_dtype).eps * terms.abs().mean(dim=0)
+            bound = 5.5 * torch.finfo(grad_dtype).eps * terms.abs().mean(dim=0)
             close = bool(((tensor.double() - terms.mean(dim=0)).abs() <= bound + 1e-6).all())
-            results.append((algorithm, wire_dtype, close, _bits(tensor)))
+            results.append((algorithm, grad_dtype, close, _bits(tensor)))
         # Where the world is crossed at once, half the division comes after the sum, which leaves less room.
         value = 20000.0 if phases(algorithm, grid.shape)[0].axis == WORLD else 60000.0
         large = torch.full((5,), value)
-        all_reduce(large, grid, algorithm, average=True, wire_dtype=torch.float16)
+        all_reduce(large, grid, algorithm, average=True, grad_dtype=torch.float16)
         results.append((algorithm, "large", bool(((large - value).abs() <= value * 2**-8).all()), _bits(large)))
-    # Dividing before rounding to the wire: 100000 does not fit float16, a sixth of it does.
+    # Dividing before rounding to the grad_dtype: 100000 does not fit float16, a sixth of it does.
     beyond = torch.full((5,), 100000.0 if rank == 0 else 0.0)
-    all_reduce(beyond, grid, "torus", average=True, wire_dtype=torch.float16)
+    all_reduce(beyond, grid, "torus", average=True, grad_dtype=torch.float16)
     results.append(("torus", "beyond", bool(((beyond - 100000 / 6).abs() <= 20).all()), _bits(beyond)))
     return results
 
@@ -162,7 +162,7 @@ def _edges(rank: int) -> dict[str, Any]:
             all_reduce(tensor, grid)
         except ConfigError as error:
             facts[name] = str(error)
-    for name, options in {"segment": {"segment_bytes": 0}, "wire": {"wire_dtype": torch.int8}}.items():
+    for name, options in {"segment": {"segment_bytes": 0}, "grad_dtype": {"grad_dtype": torch.int8}}.items():
         try:
             AllReducer(grid, "torus", **options)  # type: ignore[arg-type]
         except ConfigError as error:
@@ -237,7 +237,7 @@ def test_edges() -> None:
         )
         assert "torch.int64 cannot be reduced; give float16" in facts["integer"]
         assert "segment of 0 bytes" in facts["segment"]
-        assert "wire type torch.int8; choose float16" in facts["wire"]
+        assert "wire type torch.int8; choose float16" in facts["grad_dtype"]
 
 
 def test_the_bound_of_the_comparison_is_tight_enough_to_notice_one_missing_rank() -> None:

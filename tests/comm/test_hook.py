@@ -106,11 +106,11 @@ def _compare_with_plain_ddp(rank: int) -> tuple[list[Any], list[float]]:
                 wrong.append((options, unused, "differs from its repetition"))
             if len(buckets) < 10 or len(set(buckets)) < 2:
                 wrong.append((options, unused, "too few buckets to show anything", buckets))
-        for wire_dtype, tolerance in ((torch.float16, 2e-4), (torch.bfloat16, 2e-3)):
-            half, _ = _train(grid, {"algorithm": "torus", "wire_dtype": wire_dtype}, unused=unused)
+        for grad_dtype, tolerance in ((torch.float16, 2e-4), (torch.bfloat16, 2e-3)):
+            half, _ = _train(grid, {"algorithm": "torus", "grad_dtype": grad_dtype}, unused=unused)
             sums.append(float(half.double().sum()))
             if not 0 < (half - plain).abs().max() < tolerance:
-                wrong.append((wire_dtype, unused, float((half - plain).abs().max())))
+                wrong.append((grad_dtype, unused, float((half - plain).abs().max())))
     return wrong, sums
 
 

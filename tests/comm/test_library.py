@@ -30,7 +30,7 @@ def _reduce_by_library(rank: int) -> list[Any]:
                     if not torch.allclose(tensor.double(), exact, rtol=1e-6, atol=0):
                         wrong.append((algorithm, average, numel))
         half = torch.full((5,), 60000.0)
-        AllReducer(grid, "torus", average=True, wire_dtype=torch.float16).run(half)
+        AllReducer(grid, "torus", average=True, grad_dtype=torch.float16).run(half)
         if not ((half - 60000).abs() <= 100).all():
             wrong.append(("half", half.tolist()))
     return wrong

@@ -16,16 +16,16 @@ import megabatch
 from megabatch.comm.grid import ProcessGrid
 from megabatch.comm.hook import gradient_hook
 from megabatch.comm.noise_scale import NoiseScale
-from megabatch.schedule.batch import deal
+from megabatch.schedule.batch import shard_range
 from megabatch.schedule.noise import noise_sample
 from tests.ranks import run_ranks
 
-SIZES = (4, 8, 2, 6, 6)  # pictures of the pieces of one update; weights by size
-FEATURES, UPDATES = 7, 3
+SIZES = (4, 8, 2, 6, 6)  # images of the pieces of one step; weights by size
+FEATURES, STEPS = 7, 3
 
 
-def piece(update: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-    numbers = np.random.default_rng([update, index])
+def piece(step: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    numbers = np.random.default_rng([step, index])
     inputs = numbers.normal(size=(SIZES[index], FEATURES)) + 0.3
     return torch.from_numpy(inputs), torch.from_numpy(inputs @ np.arange(FEATURES) + numbers.normal(size=SIZES[index]))
 
@@ -36,13 +36,13 @@ def network() -> nn.Module:
 
 
 def oracle() -> list[tuple[float, float]]:
-    """(noise, signal) of every update at the initial weights, from whole gradients of the pieces."""
+    """(noise, signal) of every step at the initial weights, from whole gradients of the pieces."""
     found = []
-    for update in range(UPDATES):
+    for step in range(STEPS):
         gradients = []
         for index in range(len(SIZES)):
             model = network()
-            inputs, targets = piece(update, index)
+            inputs, targets = piece(step, index)
             (model(inputs)[:, 0] - targets).square().mean().backward()
             gradients.append(np.concatenate([p.grad.numpy().ravel() for p in model.parameters() if p.grad is not None]))
         weights = np.array(SIZES) / sum(SIZES)
@@ -57,72 +57,72 @@ def oracle() -> list[tuple[float, float]]:
     return found
 
 
-def measure(rank: int, use_grid: bool, loss_scale: float, every_updates: int) -> dict[str, Any]:
+def measure(rank: int, use_grid: bool, loss_scale: float, every_steps: int) -> dict[str, Any]:
     size = dist.get_world_size()
     ddp = DistributedDataParallel(network(), gradient_as_bucket_view=True, bucket_cap_mb=1e-4)
-    noise = NoiseScale(ddp.parameters(), smoothing=0.0, every_updates=every_updates)
+    noise = NoiseScale(ddp.parameters(), smoothing=0.0, every_steps=every_steps)
     if use_grid:
         state, reduce = gradient_hook(ProcessGrid.build((1, size)), algorithm="ring")
         ddp.register_comm_hook(None, noise.hook(reduce, state))
     else:
         ddp.register_comm_hook(None, noise.hook())
     found = []
-    for update in range(UPDATES):
+    for step in range(STEPS):
         ddp.zero_grad(set_to_none=True)
-        noise.begin_update()
-        mine = deal(len(SIZES), size, rank)
+        noise.begin_step()
+        mine = shard_range(len(SIZES), size, rank)
         for index in mine:
-            inputs, targets = piece(update, index)
+            inputs, targets = piece(step, index)
             with nullcontext() if index == mine[-1] else ddp.no_sync():
                 loss = (ddp(inputs)[:, 0] - targets).square().sum() * size / sum(SIZES)
                 (loss * loss_scale).backward()
             noise.after_backward(SIZES[index], SIZES[index] / sum(SIZES))
-        noise.end_update(loss_scale)
+        noise.end_step(loss_scale)
         found.append((noise.average.noise, noise.average.signal))
     return {"found": found, "scale": noise.scale, "state": noise.state()}
 
 
-@pytest.mark.parametrize(("num_workers", "use_grid"), [(1, False), (2, False), (3, True)])
-def test_every_layout_of_pieces_gives_the_same_estimate(num_workers: int, use_grid: bool) -> None:
+@pytest.mark.parametrize(("world_size", "use_grid"), [(1, False), (2, False), (3, True)])
+def test_every_layout_of_pieces_gives_the_same_estimate(world_size: int, use_grid: bool) -> None:
     expected = np.array(oracle())
-    assert (np.abs(expected[0] - expected[1]) > 1e-3).all()  # updates are told apart
-    for result in run_ranks(num_workers, measure, use_grid, 1024.0, 1):
+    assert (np.abs(expected[0] - expected[1]) > 1e-3).all()  # steps are told apart
+    for result in run_ranks(world_size, measure, use_grid, 1024.0, 1):
         np.testing.assert_allclose(result["found"], expected, rtol=1e-9)
         noise, signal = expected[-1]
         assert result["scale"] == (pytest.approx(noise / signal) if min(noise, signal) > 0 else None)
 
 
-def test_only_every_second_update_is_measured() -> None:
+def test_only_every_second_step_is_measured() -> None:
     expected = oracle()
     [result] = run_ranks(1, measure, False, 1.0, 2)
     np.testing.assert_allclose(result["found"], [expected[0], expected[0], expected[2]], rtol=1e-9)
     assert result["state"]["count"] == 2
 
 
-def test_an_update_that_is_not_wanted_is_left_out_and_state_goes_on() -> None:
+def test_an_step_that_is_not_wanted_is_left_out_and_state_goes_on() -> None:
     model = network()
     noise = megabatch.NoiseScale(model.parameters(), smoothing=0.5)
-    noise.begin_update(wanted=False)
+    noise.begin_step(wanted=False)
     noise.after_backward(8, 1.0)
-    assert noise.end_update() is None
-    noise.load({"noise": 6.0, "signal": 2.0, "count": 3, "updates": 3})
+    assert noise.end_step() is None
+    noise.load({"noise": 6.0, "signal": 2.0, "count": 3, "steps": 3})
     assert noise.scale == pytest.approx(3.0)
-    assert noise.state() == {"noise": 6.0, "signal": 2.0, "count": 3, "updates": 3}
+    assert noise.state() == {"noise": 6.0, "signal": 2.0, "count": 3, "steps": 3}
 
 
 def test_without_ddp_on_a_problem_whose_noise_is_known() -> None:
-    """Linear model, gradient of one picture = mean + noise of known covariance: trace 6, |mean|^2 = 0.25."""
+    """Linear model, gradient of one image = mean + noise of known covariance: trace 6, |mean|^2 = 0.25."""
     numbers = np.random.default_rng(0)
     deviation, mean = np.sqrt([1.0, 2.0, 3.0]), np.array([0.3, 0.4, 0.0])
     weight = nn.Parameter(torch.zeros(3, dtype=torch.float64))
     noise = NoiseScale([weight], smoothing=0.999)
     for _ in range(3000):
         weight.grad = None
-        noise.begin_update()
+        noise.begin_step()
         for _ in range(8):
-            pictures = torch.from_numpy(mean + deviation * numbers.normal(size=(4, 3)))
-            ((pictures @ weight).mean() / 8).backward()
+            images = torch.from_numpy(mean + deviation * numbers.normal(size=(4, 3)))
+            ((images @ weight).mean() / 8).backward()
             noise.after_backward(4, 1 / 8)
-        noise.end_update()
+        noise.end_step()
     assert noise.average.noise / (1 - 0.999**3000) == pytest.approx(6.0, rel=0.03)
     assert noise.scale == pytest.approx(24.0, rel=0.15)

@@ -43,14 +43,14 @@ def test_steps_on_the_grids_of_mikami2018(sizes: tuple[int, int], ring_steps: in
 @pytest.mark.parametrize("sizes", GRIDS)
 @pytest.mark.parametrize("algorithm", ["ring", "torus", "two_way_torus", "direct", "backend"])
 def test_ring_like_algorithms_send_the_least_possible(algorithm: str, sizes: tuple[int, ...]) -> None:
-    ranks = GridShape(sizes).num_ranks
+    ranks = GridShape(sizes).world_size
     sent = bytes_sent_per_rank(phases(algorithm, sizes), 1_000_000)
     assert sent == pytest.approx(2 * 1_000_000 * (ranks - 1) / ranks, rel=1e-12)
 
 
 @pytest.mark.parametrize("sizes", GRIDS)
 def test_steps_follow_the_closed_forms(sizes: tuple[int, ...]) -> None:
-    ranks = GridShape(sizes).num_ranks
+    ranks = GridShape(sizes).world_size
     around = sum(2 * (size - 1) for size in sizes)
     hops = sum(size > 1 for size in sizes)
     assert num_steps(phases("ring", sizes)) == 2 * (ranks - 1)

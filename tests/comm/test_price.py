@@ -105,13 +105,13 @@ def test_the_ring_formula_against_a_play_of_its_messages(shape: str, segment_byt
     links = [LinkCost(2e-3, 25e6, 2e-5), LinkCost(1e-4, 1e9, 2e-5)][-len(grid.sizes) :]
     links = [LinkCost(4e-3, 25e6, 2e-5), *links] if len(grid.sizes) == 3 else links
     hops = []
-    for rank in range(grid.num_ranks):
-        here, there = grid.coordinates(rank), grid.coordinates((rank + 1) % grid.num_ranks)
+    for rank in range(grid.world_size):
+        here, there = grid.coordinates(rank), grid.coordinates((rank + 1) % grid.world_size)
         axis = next((axis for axis in range(len(here)) if here[axis] != there[axis]), len(here) - 1)
         hops.append((links[axis].latency_seconds, links[axis].bytes_per_second, links[axis].message_overhead_seconds))
-    phase = Phase("all_reduce", "ring", WORLD, grid.num_ranks)
+    phase = Phase("all_reduce", "ring", WORLD, grid.world_size)
     for message_bytes in (1e3, 1e5, 1e6, 1e7, 1e8):
-        chunk = message_bytes / grid.num_ranks
+        chunk = message_bytes / grid.world_size
         count = max(1, min(int(chunk // segment_bytes), 2))
         played = _play_ring(hops, phase.num_steps, chunk, count)
         priced = phase_seconds(phase, grid, links, message_bytes, segment_bytes)

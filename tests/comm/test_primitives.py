@@ -70,13 +70,13 @@ def _count(rank: int, shape: str) -> dict[tuple[str, int], list[Event]]:
 @pytest.mark.parametrize("shape", ["2x2", "2x3"])
 def test_counted_steps_and_bytes_are_those_of_the_phases(shape: str) -> None:
     grid = parse_grid(shape)
-    by_rank = run_ranks(grid.num_ranks, _count, shape)
+    by_rank = run_ranks(grid.world_size, _count, shape)
     for algorithm in OWN_ALGORITHMS:
         phase_list = phases(algorithm, grid, NUMEL * 4)
         for segment_bytes in (2**30, 64):
             events = [counted[algorithm, segment_bytes] for counted in by_rank]
             sent = [sum(nbytes for kind, _, _, nbytes in log if kind == "send") for log in events]
-            wanted = [float(_sent_share(algorithm, grid, rank) * NUMEL * 4) for rank in range(grid.num_ranks)]
+            wanted = [float(_sent_share(algorithm, grid, rank) * NUMEL * 4) for rank in range(grid.world_size)]
             assert sent == wanted, (algorithm, segment_bytes)
         whole = [counted[algorithm, 2**30] for counted in by_rank]
         assert _longest_chain(whole, num_lanes(phase_list)) == num_steps(phase_list), algorithm

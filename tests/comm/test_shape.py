@@ -16,7 +16,7 @@ from megabatch.errors import GridError
 def test_layout_is_row_major_along_every_axis(sizes: tuple[int, ...]) -> None:
     shape = GridShape(sizes)
     layout = np.arange(np.prod(sizes)).reshape(sizes)
-    for rank in range(shape.num_ranks):
+    for rank in range(shape.world_size):
         position = shape.coordinates(rank)
         assert layout[position] == rank
         assert shape.rank(position) == rank

@@ -13,11 +13,11 @@ from megabatch.config import CommConfig, Config, TrainConfig, differences
 from megabatch.errors import ConfigError
 from megabatch.schedule.pieces import Piece
 
-PROMISE = {"paper": "none", "hardware": "any", "time": "soon", "accuracy": "some"}
+REFERENCE = {"paper": "none", "hardware": "any", "time": "soon", "accuracy": "some"}
 
 
 def config(**sections: Any) -> Config:
-    return Config.model_validate({"promise": PROMISE, **sections})
+    return Config.model_validate({"reference": REFERENCE, **sections})
 
 
 def complaint(**sections: Any) -> str:
@@ -40,15 +40,15 @@ def test_a_config_cannot_be_changed() -> None:
         {"trian": {}},
         {"train": {"epoch": 3}},
         {"data": {"augment": {"flop": True}}},
-        {"optimizer": {"learning_rate": [{"until_epoch": 1, "start": 0.1, "finish": 3}]}},
+        {"optimizer": {"lr": [{"until_epoch": 1, "start": 0.1, "finish": 3}]}},
     ],
 )
 def test_unknown_keys_are_refused_at_every_depth(sections: dict[str, Any]) -> None:
     assert "Extra inputs are not permitted" in complaint(**sections)
 
 
-def test_a_promise_is_required() -> None:
-    with pytest.raises(ValidationError, match="promise"):
+def test_a_reference_is_required() -> None:
+    with pytest.raises(ValidationError, match="reference"):
         Config.model_validate({})
 
 
@@ -58,18 +58,18 @@ BAD_VALUES: list[tuple[str, str, Any]] = [
     ("train", "epochs", float("nan")),
     ("train", "seed", -1),
     ("train", "seed", 2**63),
-    ("train", "ghost_batch", 1),
-    ("train", "batch_total", 0),
-    ("train", "batch_total", "many"),
-    ("train", "batch_total", "5:1024"),
-    ("train", "batch_total", "0:1024 nan:2048"),
+    ("train", "ghost_batch_size", 1),
+    ("train", "global_batch_size", 0),
+    ("train", "global_batch_size", "many"),
+    ("train", "global_batch_size", "5:1024"),
+    ("train", "global_batch_size", "0:1024 nan:2048"),
     ("train", "label_smoothing", 1.0),
     ("train", "label_smoothing", float("nan")),
     ("train", "precision", "fp8"),
     ("train", "evaluate_every_epochs", -1),
-    ("train", "max_updates", -1),
-    ("norm", "newest_share", 0),
-    ("norm", "newest_share", 1.5),
+    ("train", "max_steps", -1),
+    ("norm", "momentum", 0),
+    ("norm", "momentum", 1.5),
     ("data", "image_size", 7),
     ("data", "std", [0.0]),
     ("data", "mean", []),
@@ -77,15 +77,15 @@ BAD_VALUES: list[tuple[str, str, Any]] = [
     ("checkpoint", "every_epochs", float("inf")),
     ("comm", "backend", "mpi"),
     ("comm", "algorithm", "tree"),
-    ("comm", "wire", "fp8"),
+    ("comm", "grad_dtype", "fp8"),
     ("comm", "bucket_mb", 0),
     ("comm", "bucket_mb", float("inf")),
     ("comm", "timeout_seconds", 0),
     ("comm", "timeout_seconds", float("inf")),
     ("comm", "max_restarts", -1),
-    ("optimizer", "learning_rate", -0.1),
-    ("optimizer", "learning_rate", float("nan")),
-    ("optimizer", "learning_rate", []),
+    ("optimizer", "lr", -0.1),
+    ("optimizer", "lr", float("nan")),
+    ("optimizer", "lr", []),
     ("optimizer", "name", "adam"),
 ]
 
@@ -95,16 +95,19 @@ def test_a_value_that_cannot_work_is_refused(section: str, key: str, value: Any)
     assert complaint(**{section: {key: value}})
 
 
-@pytest.mark.parametrize(("batch_total", "fit"), [(1000, "960, 1024"), (65, "64, 128"), (10, "64, 128")])
-def test_a_batch_must_be_whole_ghosts_and_the_nearest_are_named(batch_total: int, fit: str) -> None:
-    said = complaint(train={"batch_total": batch_total, "ghost_batch": 64})
-    assert f"train.batch_total {batch_total} is not a multiple of train.ghost_batch 64" in said
+@pytest.mark.parametrize(("global_batch_size", "fit"), [(1000, "960, 1024"), (65, "64, 128"), (10, "64, 128")])
+def test_a_batch_must_be_whole_ghosts_and_the_nearest_are_named(global_batch_size: int, fit: str) -> None:
+    said = complaint(train={"global_batch_size": global_batch_size, "ghost_batch_size": 64})
+    assert f"train.global_batch_size {global_batch_size} is not a multiple of train.ghost_batch_size 64" in said
     assert f"nearest that fit: {fit}" in said
 
 
 def test_every_stage_of_a_batch_must_be_whole_ghosts() -> None:
-    assert "2000 is not a multiple" in complaint(train={"batch_total": "0:1024 2:2000", "ghost_batch": 32})
-    assert config(train={"batch_total": "0:1024 2:2048", "ghost_batch": 32}).train.batch_total == "0:1024 2:2048"
+    assert "2000 is not a multiple" in complaint(train={"global_batch_size": "0:1024 2:2000", "ghost_batch_size": 32})
+    assert (
+        config(train={"global_batch_size": "0:1024 2:2048", "ghost_batch_size": 32}).train.global_batch_size
+        == "0:1024 2:2048"
+    )
 
 
 def test_pieces_must_rise() -> None:
@@ -123,22 +126,22 @@ def test_every_algorithm_there_is_can_be_chosen_and_no_other() -> None:
 
 
 def test_nesterov_needs_momentum() -> None:
-    """torch refuses Nesterov without momentum when the optimiser is built, which is far too late to be told."""
+    """torch refuses Nesterov without momentum when the optimizer is built, which is far too late to be told."""
     assert "nesterov" in complaint(optimizer={"nesterov": True, "momentum": 0.0})
 
 
 def test_rmsprop_warmup_needs_a_rate_from_the_start() -> None:
     warmup = [{"until_epoch": 5, "shape": "linear", "start": 0.0, "end": 6.4}]
-    assert "begins with 0" in complaint(optimizer={"name": "rmsprop_warmup", "learning_rate": warmup})
+    assert "begins with 0" in complaint(optimizer={"name": "rmsprop_warmup", "lr": warmup})
 
 
 def rich_config() -> Config:
     return config(
         data={"source": "folder", "path": 'a "strange" path \\ with everything', "mean": [0.5], "std": [0.25]},
         model={"name": "resnet8", "width": 12},
-        train={"batch_total": "0:1024 2.5:2048", "ghost_batch": 64, "epochs": 4.5, "seed": 2**63 - 1},
+        train={"global_batch_size": "0:1024 2.5:2048", "ghost_batch_size": 64, "epochs": 4.5, "seed": 2**63 - 1},
         optimizer={
-            "learning_rate": [
+            "lr": [
                 {"until_epoch": 1, "shape": "linear", "start": 0.05, "end": 0.8},
                 {"until_epoch": 3, "start": 0.8},
                 {"until_epoch": 4.5, "shape": "polynomial", "start": 0.8, "end": 0.0, "power": 2},
@@ -152,7 +155,7 @@ def test_toml_reads_back_equal() -> None:
         again = Config.model_validate(tomllib.loads(original.to_toml()))
         assert again == original
         assert again.to_toml() == original.to_toml()
-    assert rich_config().optimizer.learning_rate[1] == Piece(until_epoch=3, start=0.8)  # type: ignore[index]
+    assert rich_config().optimizer.lr[1] == Piece(until_epoch=3, start=0.8)  # type: ignore[index]
 
 
 def test_differences_are_dotted_names_with_both_values() -> None:
@@ -162,14 +165,14 @@ def test_differences_are_dotted_names_with_both_values() -> None:
         update={
             "model": one.model.model_copy(update={"width": None}),
             "train": one.train.model_copy(update={"seed": 3}),
-            "optimizer": one.optimizer.model_copy(update={"learning_rate": 0.1}),
+            "optimizer": one.optimizer.model_copy(update={"lr": 0.1}),
         }
     )
     found = differences(one, other)
-    assert list(found) == ["model.width", "optimizer.learning_rate", "train.seed"]
+    assert list(found) == ["model.width", "optimizer.lr", "train.seed"]
     assert found["model.width"] == (12, None)
     assert found["train.seed"] == (2**63 - 1, 3)
-    assert found["optimizer.learning_rate"][1] == 0.1
+    assert found["optimizer.lr"][1] == 0.1
     assert differences(other, one)["train.seed"] == (3, 2**63 - 1)
 
 
@@ -177,7 +180,7 @@ COLLAPSE = {"at_epochs": [37, 52, 67], "epochs": 5}
 
 
 def test_a_collapse_is_read_and_written_back_equal() -> None:
-    made = config(train={"epochs": 67}, collapse={**COLLAPSE, "learning_rate": 0.143, "weight_decay": 2e-4})
+    made = config(train={"epochs": 67}, collapse={**COLLAPSE, "lr": 0.143, "weight_decay": 2e-4})
     assert made.collapse is not None
     assert made.collapse.at_epochs == (37.0, 52.0, 67.0)
     assert Config.model_validate(tomllib.loads(made.to_toml())) == made
@@ -194,27 +197,33 @@ def test_a_collapse_is_read_and_written_back_equal() -> None:
         ({"collapse": {"at_epochs": []}}, "at_epochs"),
         ({"collapse": {"at_epochs": [0]}}, "greater than 0"),
         ({"collapse": {"epochs": 2}}, "at_epochs"),
-        ({"collapse": {**COLLAPSE, "learning_rate": -0.1}}, "greater than or equal to 0"),
+        ({"collapse": {**COLLAPSE, "lr": -0.1}}, "greater than or equal to 0"),
         (
-            {"collapse": {**COLLAPSE, "learning_rate": [{"until_epoch": 2, "start": -0.1}]}},
+            {"collapse": {**COLLAPSE, "lr": [{"until_epoch": 2, "start": -0.1}]}},
             "greater than or equal to 0",
         ),
         ({"collapse": {**COLLAPSE, "momentum": 1.0}}, "collapse.momentum 1 never forgets"),
         (
-            {"train": {"batch_total": "0:256 3:512 6:16", "ghost_batch": 16}, "batch_control": {"noise": "momentum"}},
+            {
+                "train": {"global_batch_size": "0:256 3:512 6:16", "ghost_batch_size": 16},
+                "batch_control": {"noise": "momentum"},
+            },
             "a batch of 0.0625 times the first stage needs momentum -0.6",
         ),
-        ({"collapse": {**COLLAPSE, "batch_total": 100}}, "collapse.batch_total 100 is not a multiple"),
+        ({"collapse": {**COLLAPSE, "global_batch_size": 100}}, "collapse.global_batch_size 100 is not a multiple"),
         ({"train": {"reset_momentum_at_epochs": [3, 2]}}, "reset_momentum_at_epochs must rise"),
         ({"train": {"reset_momentum_at_epochs": [90]}}, "between 0 and train.epochs 90"),
-        ({"train": {"batch_total": 32}, "batch_control": {"measure_every_updates": 1}}, "give at least two"),
+        ({"train": {"global_batch_size": 32}, "batch_control": {"measure_every_steps": 1}}, "give at least two"),
         (
-            {"train": {"batch_total": "0:256 3:512"}, "batch_control": {"adaptive": {"max_batch_total": 1024}}},
+            {
+                "train": {"global_batch_size": "0:256 3:512"},
+                "batch_control": {"adaptive": {"max_global_batch_size": 1024}},
+            },
             "2 stages",
         ),
-        ({"batch_control": {"adaptive": {"max_batch_total": 128}}}, "at least train.batch_total 256"),
-        ({"batch_control": {"adaptive": {"max_batch_total": 1000}}}, "a multiple of train.ghost_batch 32"),
-        ({"batch_control": {"adaptive": {"max_batch_total": 512, "growth": 1}}}, "greater than 1"),
+        ({"batch_control": {"adaptive": {"max_global_batch_size": 128}}}, "at least train.global_batch_size 256"),
+        ({"batch_control": {"adaptive": {"max_global_batch_size": 1000}}}, "a multiple of train.ghost_batch_size 32"),
+        ({"batch_control": {"adaptive": {"max_global_batch_size": 512, "growth": 1}}}, "greater than 1"),
     ],
 )
 def test_branches_and_batch_control_that_cannot_work_are_refused(sections: dict[str, Any], said: str) -> None:

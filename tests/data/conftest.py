@@ -1,4 +1,4 @@
-"""Small sets of known pictures in every layout, and the way to the real ones."""
+"""Small sets of known images in every layout, and the way to the real ones."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ SPLITS = ("train", "val")
 
 
 @dataclass
-class PictureSet:
-    """What `open_source` is given, and what must come out; `pictures` is None where only the rules are known."""
+class ImageSet:
+    """What `open_source` is given, and what must come out; `images` is None where only the rules are known."""
 
     kind: str
     path: Path | None
     channels: int
     num_classes: int
     labels: dict[str, list[int]]
-    pictures: dict[str, list[NDArray[np.uint8]]] | None
+    images: dict[str, list[NDArray[np.uint8]]] | None
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -43,9 +43,9 @@ def idx_bytes(values: NDArray[np.uint8]) -> bytes:
     return bytes([0, 0, 8, values.ndim]) + dims + values.tobytes()
 
 
-def png_bytes(picture: NDArray[np.uint8]) -> bytes:
+def png_bytes(image: NDArray[np.uint8]) -> bytes:
     out = io.BytesIO()
-    Image.fromarray(picture[:, :, 0] if picture.shape[2] == 1 else picture).save(out, "PNG")
+    Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image).save(out, "PNG")
     return out.getvalue()
 
 
@@ -55,49 +55,49 @@ def write_parquet(path: Path, encoded: list[bytes | None], labels: Any, rows_per
     pq.write_table(pa.table({"image": image, "label": labels}), path, row_group_size=rows_per_group)
 
 
-def random_pictures(seed: int, sizes: list[tuple[int, int]], channels: int) -> list[NDArray[np.uint8]]:
+def random_images(seed: int, sizes: list[tuple[int, int]], channels: int) -> list[NDArray[np.uint8]]:
     rng = np.random.default_rng(seed)
     return [rng.integers(0, 256, (*size, channels), dtype=np.uint8) for size in sizes]
 
 
-def make_idx(folder: Path, kind: str, zipped: bool) -> PictureSet:
+def make_idx(folder: Path, kind: str, zipped: bool) -> ImageSet:
     labels = {"train": [3, 0, 9, 1, 1, 4, 2], "val": [9, 8, 0, 7]}
-    pictures = {s: random_pictures(i, [(6, 5)] * len(labels[s]), 1) for i, s in enumerate(SPLITS)}
+    images = {s: random_images(i, [(6, 5)] * len(labels[s]), 1) for i, s in enumerate(SPLITS)}
     for split, prefix in (("train", "train"), ("val", "t10k")):
         for name, values in (
-            ("images-idx3-ubyte", np.stack(pictures[split])[..., 0]),
+            ("images-idx3-ubyte", np.stack(images[split])[..., 0]),
             ("labels-idx1-ubyte", np.array(labels[split], dtype=np.uint8)),
         ):
             content = idx_bytes(values)
             suffix = ".gz" if zipped else ""
             (folder / f"{prefix}-{name}{suffix}").write_bytes(gzip.compress(content) if zipped else content)
-    return PictureSet(kind, folder, 1, 10, labels, pictures)
+    return ImageSet(kind, folder, 1, 10, labels, images)
 
 
-def make_parquet(folder: Path, sizes: dict[str, list[tuple[int, int]]], limit_bytes: int) -> PictureSet:
-    pictures = {s: random_pictures(i, sizes[s], 3) for i, s in enumerate(SPLITS)}
+def make_parquet(folder: Path, sizes: dict[str, list[tuple[int, int]]], limit_bytes: int) -> ImageSet:
+    images = {s: random_images(i, sizes[s], 3) for i, s in enumerate(SPLITS)}
     labels = {"train": [0, 2, 1, 2, 0, 1, 1, 2, 0, 0, 1], "val": [2, 1, 1, 0, 2]}
     for split, prefix in (("train", "train"), ("val", "test")):
-        encoded: list[bytes | None] = [png_bytes(picture) for picture in pictures[split]]
+        encoded: list[bytes | None] = [png_bytes(image) for image in images[split]]
         for part, rows in enumerate((slice(0, 4), slice(4, None))):
             name = f"{prefix}-{part:05}-of-00002.parquet"
             write_parquet(folder / name, encoded[rows], labels[split][rows])
-    return PictureSet("parquet", folder, 3, 3, labels, pictures, {"memory_limit_bytes": limit_bytes})
+    return ImageSet("parquet", folder, 3, 3, labels, images, {"memory_limit_bytes": limit_bytes})
 
 
-def make_folder(folder: Path, sizes: dict[str, list[tuple[int, int]]], limit_bytes: int) -> PictureSet:
-    pictures = {s: random_pictures(i, sizes[s], 3) for i, s in enumerate(SPLITS)}
+def make_folder(folder: Path, sizes: dict[str, list[tuple[int, int]]], limit_bytes: int) -> ImageSet:
+    images = {s: random_images(i, sizes[s], 3) for i, s in enumerate(SPLITS)}
     labels = {"train": [0] * 4 + [1] * 5 + [2] * 2, "val": [0, 0, 2, 2, 2]}
     names = ("ant", "bee", "cat")
     for split in SPLITS:
-        for number, (picture, label) in enumerate(zip(pictures[split], labels[split], strict=True)):
+        for number, (image, label) in enumerate(zip(images[split], labels[split], strict=True)):
             place = folder / split / names[label] / f"{number:03}.png"
             place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(png_bytes(picture))
+            place.write_bytes(png_bytes(image))
         (folder / split / "notes.txt").write_text("a stray file")
         (folder / split / "ant" / "notes.txt").write_text("another one")
         (folder / split / ".hidden").mkdir()
-    return PictureSet("folder", folder, 3, 3, labels, pictures, {"memory_limit_bytes": limit_bytes})
+    return ImageSet("folder", folder, 3, 3, labels, images, {"memory_limit_bytes": limit_bytes})
 
 
 def write_tar(path: Path, members: list[tuple[str, bytes]], kind: int = tarfile.USTAR_FORMAT) -> None:
@@ -108,49 +108,49 @@ def write_tar(path: Path, members: list[tuple[str, bytes]], kind: int = tarfile.
             opened.addfile(info, io.BytesIO(content))
 
 
-def make_tar(folder: Path, sizes: dict[str, list[tuple[int, int]]], limit_bytes: int) -> PictureSet:
-    pictures = {s: random_pictures(i, sizes[s], 3) for i, s in enumerate(SPLITS)}
+def make_tar(folder: Path, sizes: dict[str, list[tuple[int, int]]], limit_bytes: int) -> ImageSet:
+    images = {s: random_images(i, sizes[s], 3) for i, s in enumerate(SPLITS)}
     labels = {"train": [0, 2, 1, 2, 0, 1, 1, 2, 0, 0, 1], "val": [2, 1, 1, 0, 2]}
     for split in SPLITS:
         samples: list[list[tuple[str, bytes]]] = []
-        for number, (picture, label) in enumerate(zip(pictures[split], labels[split], strict=True)):
+        for number, (image, label) in enumerate(zip(images[split], labels[split], strict=True)):
             written = (f"{number:04}.cls", f"{label}\n".encode())
             if number % 2:
                 written = (f"{number:04}.json", f'{{"label": {label}, "who": "me"}}'.encode())
-            samples.append([(f"{number:04}.png", png_bytes(picture)), written, (f"{number:04}.txt", b"a caption")])
+            samples.append([(f"{number:04}.png", png_bytes(image)), written, (f"{number:04}.txt", b"a caption")])
         for part, of_part in enumerate((samples[:4], samples[4:])):
             write_tar(folder / f"set-{split}-{part:04}.tar", [member for sample in of_part for member in sample])
-    return PictureSet("tar", folder, 3, 3, labels, pictures, {"memory_limit_bytes": limit_bytes})
+    return ImageSet("tar", folder, 3, 3, labels, images, {"memory_limit_bytes": limit_bytes})
 
 
-def make_raw(folder: Path, sizes: dict[str, list[tuple[int, int]]]) -> PictureSet:
-    pictures = {s: random_pictures(i, sizes[s], 3) for i, s in enumerate(SPLITS)}
+def make_raw(folder: Path, sizes: dict[str, list[tuple[int, int]]]) -> ImageSet:
+    images = {s: random_images(i, sizes[s], 3) for i, s in enumerate(SPLITS)}
     labels = {"train": [0, 2, 1, 2, 0, 1, 1, 2, 0, 0, 1], "val": [2, 1, 1, 0, 2]}
     for split in SPLITS:
         for part, rows in enumerate((slice(0, 4), slice(4, None))):
             file = folder / f"{split}-{part:05}.raw"
-            file.write_bytes(b"".join(picture.tobytes() for picture in pictures[split][rows]))
-            shapes = [(picture.shape[0], picture.shape[1]) for picture in pictures[split][rows]]
+            file.write_bytes(b"".join(image.tobytes() for image in images[split][rows]))
+            shapes = [(image.shape[0], image.shape[1]) for image in images[split][rows]]
             write_raw_table(file, shapes, labels[split][rows], 3)
-    return PictureSet("raw", folder, 3, 3, labels, pictures)
+    return ImageSet("raw", folder, 3, 3, labels, images)
 
 
-def make_generated(channels: int, limit_bytes: int) -> PictureSet:
+def make_generated(channels: int, limit_bytes: int) -> ImageSet:
     labels = {split: [i % 4 for i in range(11)] for split in SPLITS}
     options = {
-        "num_pictures": 11,
+        "num_images": 11,
         "image_size": 12,
         "channels": channels,
         "num_classes": 4,
         "memory_limit_bytes": limit_bytes,
     }
-    return PictureSet("generated", None, channels, 4, labels, None, options)
+    return ImageSet("generated", None, channels, 4, labels, None, options)
 
 
 ONE_SIZE = {"train": [(8, 7)] * 11, "val": [(8, 7)] * 5}
 MANY_SIZES = {"train": [(8 + i % 4, 7 + i) for i in range(11)], "val": [(9, 9 + i) for i in range(5)]}
 
-MAKERS: dict[str, Callable[[Path], PictureSet]] = {
+MAKERS: dict[str, Callable[[Path], ImageSet]] = {
     "idx": lambda folder: make_idx(folder, "idx", zipped=False),
     "idx-gz": lambda folder: make_idx(folder, "idx", zipped=True),
     "mnist": lambda folder: make_idx(folder, "mnist", zipped=True),
@@ -179,7 +179,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 
 @pytest.fixture(params=sorted(MAKERS))
-def picture_set(request: pytest.FixtureRequest, tmp_path: Path) -> PictureSet:
+def image_set(request: pytest.FixtureRequest, tmp_path: Path) -> ImageSet:
     """One small set of every kind and layout in turn."""
     return MAKERS[request.param](tmp_path)
 
@@ -190,7 +190,7 @@ def real_data(pytestconfig: pytest.Config) -> Path:
     given = os.environ.get("MEGABATCH_TEST_DATA")
     folder = Path(given) if given else pytestconfig.rootpath.parent / "shared" / "data"
     if not folder.is_dir():
-        pytest.skip(f"no real pictures in {folder}; set MEGABATCH_TEST_DATA to the folder that holds them")
+        pytest.skip(f"no real images in {folder}; set MEGABATCH_TEST_DATA to the folder that holds them")
     return folder
 
 
@@ -204,5 +204,5 @@ def cifar10(real_data: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def cifar10_val(cifar10: Path) -> Source:
-    """The 10,000 test pictures of CIFAR-10, opened once: decoding them takes seconds."""
+    """The 10,000 test images of CIFAR-10, opened once: decoding them takes seconds."""
     return open_source("parquet", cifar10, "val")

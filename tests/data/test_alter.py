@@ -10,13 +10,13 @@ from PIL import Image, ImageEnhance
 from megabatch.data.alter import alter
 from megabatch.data.augment import ALTER_DRAWS, Augmentation
 from megabatch.data.keyed import keyed_uniforms
-from tests.data.pictures import photograph
+from tests.data.images import photograph
 
 
-def altered(picture: NDArray[np.uint8], policy: Augmentation, **draws: float) -> NDArray[np.uint8]:
+def altered(image: NDArray[np.uint8], policy: Augmentation, **draws: float) -> NDArray[np.uint8]:
     """With the given draws; one half, which changes nothing, for the others."""
     names = ("brightness", "contrast", "saturation", "angle", "noise")
-    batch: NDArray[np.uint8] = picture[None].copy()
+    batch: NDArray[np.uint8] = image[None].copy()
     alter(batch, policy, np.array([[draws.get(name, 0.5) for name in names]]))
     changed: NDArray[np.uint8] = batch[0]
     return changed
@@ -32,16 +32,16 @@ def altered(picture: NDArray[np.uint8], policy: Augmentation, **draws: float) ->
     ],
 )
 def test_against_pillow_s_enhancers(name: str, enhance: Any, draw: float) -> None:
-    picture = photograph(20, 30)
+    image = photograph(20, 30)
     changed: dict[str, Any] = {name: 0.6}
-    got = altered(picture, Augmentation(**changed), **{name: draw})
-    expected = np.asarray(enhance(Image.fromarray(picture)).enhance(1 + 0.6 * (2 * draw - 1)))
+    got = altered(image, Augmentation(**changed), **{name: draw})
+    expected = np.asarray(enhance(Image.fromarray(image)).enhance(1 + 0.6 * (2 * draw - 1)))
     # Pillow cuts to whole numbers on the way and rounds the mean grey.
     np.testing.assert_allclose(got.astype(int), expected, atol=1.6)
-    assert (got != picture).any()
+    assert (got != image).any()
 
 
-def test_grey_pictures_and_all_at_once() -> None:
+def test_grey_images_and_all_at_once() -> None:
     grey = photograph(20, 30)[..., :1]
     policy = Augmentation(brightness=0.5, contrast=0.5, saturation=0.5)
     got = altered(grey, policy, brightness=0.8, contrast=0.1, saturation=0.0)
@@ -52,40 +52,40 @@ def test_grey_pictures_and_all_at_once() -> None:
 
 
 def test_rotation() -> None:
-    picture = photograph(21, 21)
+    image = photograph(21, 21)
     policy = Augmentation(rotation_degrees=90)
-    np.testing.assert_array_equal(altered(picture, policy), picture)
-    quarter = altered(picture, policy, angle=1.0)
-    np.testing.assert_array_equal(quarter, np.rot90(picture))
-    tilted = altered(picture, Augmentation(rotation_degrees=30), angle=1.0)
+    np.testing.assert_array_equal(altered(image, policy), image)
+    quarter = altered(image, policy, angle=1.0)
+    np.testing.assert_array_equal(quarter, np.rot90(image))
+    tilted = altered(image, Augmentation(rotation_degrees=30), angle=1.0)
     assert not tilted[0, 0].any()  # corners become black
     assert tilted[10, 10].any()
 
 
 def test_noise_has_the_stated_strength_and_no_pattern() -> None:
-    picture = np.full((200, 300, 3), 128, dtype=np.uint8)
-    noise = altered(picture, Augmentation(noise_std=8.0), noise=0.123).astype(float) - 128
+    image = np.full((200, 300, 3), 128, dtype=np.uint8)
+    noise = altered(image, Augmentation(noise_std=8.0), noise=0.123).astype(float) - 128
     count = noise.size
     assert abs(noise.mean()) < 4 * 8 / count**0.5
     # Rounding to whole levels adds a variance of 1/12.
     assert noise.std() == pytest.approx((64 + 1 / 12) ** 0.5, rel=0.01)
     assert abs(np.corrcoef(noise[:, :-1].ravel(), noise[:, 1:].ravel())[0, 1]) < 4 / count**0.5
     assert abs(np.corrcoef(noise[..., 0].ravel(), noise[..., 1].ravel())[0, 1]) < 5 / (count / 3) ** 0.5
-    other = altered(picture, Augmentation(noise_std=8.0), noise=0.124).astype(float) - 128
+    other = altered(image, Augmentation(noise_std=8.0), noise=0.124).astype(float) - 128
     assert abs(np.corrcoef(noise.ravel(), other.ravel())[0, 1]) < 4 / count**0.5
     edge = altered(np.zeros((9, 9, 3), dtype=np.uint8), Augmentation(noise_std=50.0), noise=0.5)
     assert edge.min() == 0  # cut off, not wrapped around
     assert edge.max() < 230
 
 
-def test_a_picture_does_not_depend_on_its_company() -> None:
+def test_a_image_does_not_depend_on_its_company() -> None:
     policy = Augmentation(brightness=0.4, contrast=0.4, saturation=0.4, rotation_degrees=10, noise_std=3)
-    pictures = np.stack([photograph(16, 16, seed) for seed in range(5)])
+    images = np.stack([photograph(16, 16, seed) for seed in range(5)])
     draws = keyed_uniforms(0, 0, np.arange(5), ALTER_DRAWS)
-    together = pictures.copy()
+    together = images.copy()
     alter(together, policy, draws)
     for at in range(5):
-        alone = pictures[at : at + 1].copy()
+        alone = images[at : at + 1].copy()
         alter(alone, policy, draws[at : at + 1])
         np.testing.assert_array_equal(alone[0], together[at])
-    assert (together != pictures).any(axis=(1, 2, 3)).all()
+    assert (together != images).any(axis=(1, 2, 3)).all()

@@ -13,9 +13,9 @@ from megabatch.data.assemble import assemble_evaluation, assemble_training, fit
 from megabatch.data.augment import Augmentation, pad_crop_flip, resized_crop_box
 from megabatch.data.decode import resize
 from megabatch.data.keyed import keyed_uniforms
-from megabatch.data.sources import PictureArray, Source, open_source
+from megabatch.data.sources import ImageArray, Source, open_source
 from megabatch.errors import DataError
-from tests.data.conftest import MANY_SIZES, PictureSet, make_folder, make_parquet, random_pictures
+from tests.data.conftest import MANY_SIZES, ImageSet, make_folder, make_parquet, random_images
 
 POLICIES = {
     "none": Augmentation(),
@@ -27,21 +27,21 @@ POLICIES = {
 }
 
 
-def array_source(count: int = 30, size: int = 8, channels: int = 1) -> PictureArray:
-    pictures = np.stack(random_pictures(0, [(size, size)] * count, channels))
-    return PictureArray("array", pictures, [i % 7 for i in range(count)])
+def array_source(count: int = 30, size: int = 8, channels: int = 1) -> ImageArray:
+    images = np.stack(random_images(0, [(size, size)] * count, channels))
+    return ImageArray("array", images, [i % 7 for i in range(count)])
 
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Source]:
-    """The two ways through the assembly: pictures in memory, and pictures read one at a time."""
+    """The two ways through the assembly: images in memory, and images read one at a time."""
     parquet = make_parquet(tmp_path_factory.mktemp("parquet"), MANY_SIZES, 0)
     return {
         "array": array_source(11),
         "colour-array": array_source(11, channels=3),
         "array-of-another-size": array_source(11, size=13),
         "many-sizes": open_source("parquet", parquet.path, "train", memory_limit_bytes=0),
-        "generated": open_source("generated", None, "train", num_pictures=11, memory_limit_bytes=0),
+        "generated": open_source("generated", None, "train", num_images=11, memory_limit_bytes=0),
     }
 
 
@@ -52,21 +52,21 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Source]:
     seed=st.integers(0, 2**64 - 1),
     drawn=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 10)), min_size=1, max_size=9),
 )
-def test_a_training_picture_does_not_depend_on_its_company(
+def test_a_training_image_does_not_depend_on_its_company(
     sources: dict[str, Source], name: str, policy: str, seed: int, drawn: list[tuple[int, int]]
 ) -> None:
     source = sources[name]
     epochs, samples = np.array(drawn).T
-    pictures, labels = assemble_training(source, POLICIES[policy], 8, seed, epochs, samples)
-    assert pictures.shape == (len(drawn), 8, 8, source.channels)
-    assert pictures.dtype == np.uint8
-    assert pictures.flags.c_contiguous
-    assert pictures.flags.writeable
+    images, labels = assemble_training(source, POLICIES[policy], 8, seed, epochs, samples)
+    assert images.shape == (len(drawn), 8, 8, source.channels)
+    assert images.dtype == np.uint8
+    assert images.flags.c_contiguous
+    assert images.flags.writeable
     assert labels.dtype == np.int64
     assert labels.flags.writeable
     for at, (epoch, sample) in enumerate(drawn):
         alone, label = assemble_training(source, POLICIES[policy], 8, seed, epoch, np.array([sample]))
-        np.testing.assert_array_equal(pictures[at], alone[0])
+        np.testing.assert_array_equal(images[at], alone[0])
         assert labels[at] == label[0] == source.labels[sample]
 
 
@@ -82,23 +82,23 @@ def test_seed_and_epoch_matter(policy: str) -> None:
 def test_pad_policy_against_its_parts() -> None:
     source, samples = array_source(channels=3), np.array([4, 4, 29, 0])
     epochs = np.array([0, 1, 0, 0])
-    pictures, labels = assemble_training(source, POLICIES["pad-flip"], 8, 5, epochs, samples)
-    expected = pad_crop_flip(source.pictures[samples], 2, True, keyed_uniforms(5, epochs, samples, 3))
-    np.testing.assert_array_equal(pictures, expected)
+    images, labels = assemble_training(source, POLICIES["pad-flip"], 8, 5, epochs, samples)
+    expected = pad_crop_flip(source.images[samples], 2, True, keyed_uniforms(5, epochs, samples, 3))
+    np.testing.assert_array_equal(images, expected)
     assert labels.tolist() == [4, 4, 1, 0]
 
 
 def test_resized_policy_against_its_parts(sources: dict[str, Source]) -> None:
     source, samples = sources["many-sizes"], np.arange(11)
     policy = POLICIES["resized-flip"]
-    pictures, _ = assemble_training(source, policy, 6, 5, 2, samples)
+    images, _ = assemble_training(source, policy, 6, 5, 2, samples)
     flips = 0
-    for sample, got in enumerate(pictures):
+    for sample, got in enumerate(images):
         uniforms = keyed_uniforms(5, 2, np.array([sample]), 41)[0]
-        picture = source.read(sample)
-        height, width, _ = picture.shape
+        image = source.read(sample)
+        height, width, _ = image.shape
         box = resized_crop_box(height, width, policy, uniforms[1:])
-        expected = resize(picture, 6, 6, box)
+        expected = resize(image, 6, 6, box)
         flips += uniforms[0] < 0.5
         np.testing.assert_array_equal(got, expected[:, ::-1] if uniforms[0] < 0.5 else expected)
     assert 0 < flips < 11
@@ -107,40 +107,40 @@ def test_resized_policy_against_its_parts(sources: dict[str, Source]) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_source_stays_as_it_is(policy: str) -> None:
     source = array_source()
-    before = source.pictures.copy()
-    pictures, labels = assemble_training(source, POLICIES[policy], 8, 0, 0, np.arange(30))
-    pictures[:] = 0
+    before = source.images.copy()
+    images, labels = assemble_training(source, POLICIES[policy], 8, 0, 0, np.arange(30))
+    images[:] = 0
     labels[:] = 0
-    np.testing.assert_array_equal(source.pictures, before)
+    np.testing.assert_array_equal(source.images, before)
     assert source.labels.max() == 6
 
 
 # --- evaluation ---
 
 
-def test_evaluation_takes_pictures_of_the_right_size_as_they_are() -> None:
+def test_evaluation_takes_images_of_the_right_size_as_they_are() -> None:
     source, indices = array_source(), np.array([3, 29, 3])
-    pictures, labels = assemble_evaluation(source, 8, indices)
-    np.testing.assert_array_equal(pictures, source.pictures[indices])
-    assert pictures.flags.c_contiguous
-    assert pictures.flags.writeable
+    images, labels = assemble_evaluation(source, 8, indices)
+    np.testing.assert_array_equal(images, source.images[indices])
+    assert images.flags.c_contiguous
+    assert images.flags.writeable
     assert labels.tolist() == [3, 1, 3]
 
 
-def reference_fit(picture: NDArray[np.uint8], short: int, long: int, size: int) -> NDArray[np.uint8]:
-    """A wide picture scaled to short x long and its centre, by Pillow alone."""
-    scaled = Image.fromarray(picture).resize((long, short), Image.Resampling.BILINEAR)
+def reference_fit(image: NDArray[np.uint8], short: int, long: int, size: int) -> NDArray[np.uint8]:
+    """A wide image scaled to short x long and its centre, by Pillow alone."""
+    scaled = Image.fromarray(image).resize((long, short), Image.Resampling.BILINEAR)
     left, top = (long - size) // 2, (short - size) // 2
     return np.asarray(scaled.crop((left, top, left + size, top + size)))
 
 
 def test_fit_scales_the_shorter_side_to_eight_sevenths_and_cuts_the_centre() -> None:
-    picture = random_pictures(1, [(300, 400)], 3)[0]
-    np.testing.assert_array_equal(fit(picture, 224), reference_fit(picture, 256, 341, 224))
-    np.testing.assert_array_equal(fit(picture, 28), reference_fit(picture, 32, 43, 28))
-    tall = picture.transpose(1, 0, 2).copy()
+    image = random_images(1, [(300, 400)], 3)[0]
+    np.testing.assert_array_equal(fit(image, 224), reference_fit(image, 256, 341, 224))
+    np.testing.assert_array_equal(fit(image, 28), reference_fit(image, 32, 43, 28))
+    tall = image.transpose(1, 0, 2).copy()
     assert fit(tall, 224).shape == (224, 224, 3)
-    # A picture whose halves differ: the cut is in the middle.
+    # An image whose halves differ: the cut is in the middle.
     halves = np.zeros((100, 300, 1), dtype=np.uint8)
     halves[:, 150:] = 200
     middle = fit(halves, 70)[..., 0]
@@ -154,36 +154,36 @@ def test_fit_works_for_every_shape(shape: tuple[int, int], size: int) -> None:
     assert fit(np.zeros((*shape, 3), dtype=np.uint8), size).shape == (size, size, 3)
 
 
-def test_every_kind_can_be_assembled(picture_set: PictureSet) -> None:
-    source = open_source(picture_set.kind, picture_set.path, "train", **picture_set.options)
+def test_every_kind_can_be_assembled(image_set: ImageSet) -> None:
+    source = open_source(image_set.kind, image_set.path, "train", **image_set.options)
     everything = np.arange(len(source))
     for size in (5, 12):
-        pictures, labels = assemble_evaluation(source, size, everything)
-        assert pictures.shape == (len(source), size, size, source.channels)
-        assert labels.tolist() == picture_set.labels["train"]
+        images, labels = assemble_evaluation(source, size, everything)
+        assert images.shape == (len(source), size, size, source.channels)
+        assert labels.tolist() == image_set.labels["train"]
         for index in range(len(source)):
-            np.testing.assert_array_equal(pictures[index], fit(source.read(index), size))
+            np.testing.assert_array_equal(images[index], fit(source.read(index), size))
         for policy in POLICIES.values():
             trained, _ = assemble_training(source, policy, size, 0, 0, everything)
-            assert trained.shape == pictures.shape
+            assert trained.shape == images.shape
 
 
-def test_an_unreadable_picture_is_named(tmp_path: Path) -> None:
+def test_an_unreadable_image_is_named(tmp_path: Path) -> None:
     make_folder(tmp_path, MANY_SIZES, 0)
     (tmp_path / "train" / "bee" / "004.png").write_bytes(b"broken")
     source = open_source("folder", tmp_path, "train", memory_limit_bytes=0)
     for policy in POLICIES.values():
-        with pytest.raises(DataError, match=r"cannot decode the picture .*train/bee/004\.png"):
+        with pytest.raises(DataError, match=r"cannot decode the image .*train/bee/004\.png"):
             assemble_training(source, policy, 8, 0, 0, np.array([0, 4, 1]))
-    with pytest.raises(DataError, match=r"cannot decode the picture .*train/bee/004\.png"):
+    with pytest.raises(DataError, match=r"cannot decode the image .*train/bee/004\.png"):
         assemble_evaluation(source, 8, np.array([4]))
 
 
-def test_real_pictures_in_memory_and_on_demand_agree(cifar10: Path, cifar10_val: Source) -> None:
+def test_real_images_in_memory_and_on_demand_agree(cifar10: Path, cifar10_val: Source) -> None:
     loaded = cifar10_val
     lazy = open_source("parquet", cifar10, "val", memory_limit_bytes=8 * 2**20)
-    assert isinstance(loaded, PictureArray)
-    assert not isinstance(lazy, PictureArray)
+    assert isinstance(loaded, ImageArray)
+    assert not isinstance(lazy, ImageArray)
     samples = np.random.default_rng(0).integers(0, 10_000, 40)
     for policy in POLICIES.values():
         for size in (32, 24):

@@ -57,21 +57,21 @@ def test_settings_are_frozen_and_count_their_draws() -> None:
     flip=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_pad_crop_flip_against_one_picture_at_a_time(
+def test_pad_crop_flip_against_one_image_at_a_time(
     shape: tuple[int, int, int, int], padding: int, flip: bool, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    pictures = rng.integers(1, 256, shape, dtype=np.uint8)
-    before = pictures.copy()
+    images = rng.integers(1, 256, shape, dtype=np.uint8)
+    before = images.copy()
     uniforms = rng.random((shape[0], 3))
     uniforms[0] = [0.5, 0.0, 1 - 2**-53]  # the extreme offsets, and the first draw that does not flip
-    out = pad_crop_flip(pictures, padding, flip, uniforms)
+    out = pad_crop_flip(images, padding, flip, uniforms)
     assert out.flags.c_contiguous
     assert out.flags.writeable
-    assert not np.shares_memory(out, pictures)
-    np.testing.assert_array_equal(pictures, before)
-    for picture, u, got in zip(pictures, uniforms, out, strict=True):
-        padded = np.pad(picture, ((padding, padding), (padding, padding), (0, 0)))
+    assert not np.shares_memory(out, images)
+    np.testing.assert_array_equal(images, before)
+    for image, u, got in zip(images, uniforms, out, strict=True):
+        padded = np.pad(image, ((padding, padding), (padding, padding), (0, 0)))
         top, left = int(np.floor(u[1] * (2 * padding + 1))), int(np.floor(u[2] * (2 * padding + 1)))
         window = padded[top : top + shape[1], left : left + shape[2]]
         np.testing.assert_array_equal(got, window[:, ::-1] if flip and u[0] < 0.5 else window)
@@ -79,10 +79,10 @@ def test_pad_crop_flip_against_one_picture_at_a_time(
 
 def test_offsets_are_even_and_reach_both_ends() -> None:
     # One bright pixel in the middle shows where the window was cut.
-    picture = np.zeros((9, 9, 1), dtype=np.uint8)
-    picture[4, 4] = 1
+    image = np.zeros((9, 9, 1), dtype=np.uint8)
+    image[4, 4] = 1
     uniforms = keyed_uniforms(0, 0, np.arange(8100), 3)
-    moved = pad_crop_flip(np.repeat(picture[None], 8100, axis=0), 4, False, uniforms)
+    moved = pad_crop_flip(np.repeat(image[None], 8100, axis=0), 4, False, uniforms)
     places = np.flatnonzero(moved.reshape(8100, 81).sum(axis=0))
     assert len(places) == 81
     counts = moved.reshape(8100, 81).sum(axis=0, dtype=np.int64)
@@ -90,9 +90,9 @@ def test_offsets_are_even_and_reach_both_ends() -> None:
 
 
 def test_flip_where() -> None:
-    pictures = np.arange(2 * 2 * 3 * 1, dtype=np.uint8).reshape(2, 2, 3, 1)
-    flip_where(pictures, np.array([False, True]))
-    assert pictures[..., 0].tolist() == [[[0, 1, 2], [3, 4, 5]], [[8, 7, 6], [11, 10, 9]]]
+    images = np.arange(2 * 2 * 3 * 1, dtype=np.uint8).reshape(2, 2, 3, 1)
+    flip_where(images, np.array([False, True]))
+    assert images[..., 0].tolist() == [[[0, 1, 2], [3, 4, 5]], [[8, 7, 6], [11, 10, 9]]]
 
 
 # --- resized crop ---

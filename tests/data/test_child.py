@@ -10,14 +10,14 @@ import numpy as np
 from megabatch.data.child import views
 
 
-def test_pictures_and_labels_do_not_overlap() -> None:
+def test_images_and_labels_do_not_overlap() -> None:
     memory = np.zeros(5 * 7 * 7 * 3 + 8 * 6, dtype=np.uint8)
-    pictures, labels = views(memory, 5, 7, 3)
-    assert (pictures.shape, labels.shape, labels.dtype) == ((5, 7, 7, 3), (5,), np.dtype(np.int64))
-    pictures[:] = 255
+    images, labels = views(memory, 5, 7, 3)
+    assert (images.shape, labels.shape, labels.dtype) == ((5, 7, 7, 3), (5,), np.dtype(np.int64))
+    images[:] = 255
     assert not labels.any()
     labels[:] = -1
-    assert (pictures == 255).all()
+    assert (images == 255).all()
 
 
 def test_it_loads_no_torch() -> None:

@@ -15,9 +15,9 @@ from megabatch.data.feeding import Feeding
 from megabatch.data.loader import Ghost, GhostLoader
 from megabatch.data.sources import Source, open_source
 from megabatch.errors import ConfigError
-from megabatch.schedule.batch import iterate_updates
+from megabatch.schedule.batch import iterate_steps
 from tests.data.conftest import write_tar
-from tests.data.pictures import encoded, photograph, turned
+from tests.data.images import encoded, photograph, turned
 
 POLICY = Augmentation(crop="resized", flip=True)
 
@@ -32,9 +32,9 @@ def photographs(folder: Path, odd: bytes | None = None) -> Source:
 
 
 def ghosts(source: Source, decoding: Decoding, size: int = 48, start: int = 0) -> list[Ghost]:
-    updates = iterate_updates(lambda _: 4, 4, 12, 24, start_samples=start)
-    loader = GhostLoader(source, POLICY, size, 3, updates, worker=0, num_workers=1, feeding=Feeding(decoding=decoding))
-    found = [ghost for _, of_update in loader for ghost in of_update]
+    steps = iterate_steps(lambda _: 4, 4, 12, 24, start_samples=start)
+    loader = GhostLoader(source, POLICY, size, 3, steps, worker=0, world_size=1, feeding=Feeding(decoding=decoding))
+    found = [ghost for _, of_step in loader for ghost in of_step]
     loader.close()
     return found
 
@@ -51,9 +51,9 @@ def test_crops_and_order_are_ours(tmp_path: Path, odd: bytes | None) -> None:
     source = photographs(tmp_path, odd)
     for theirs, mine in zip(ghosts(source, Decoding("dali")), ghosts(source, Decoding()), strict=True):
         assert theirs.labels.tolist() == mine.labels.tolist()
-        difference = np.abs(theirs.pictures.numpy().astype(int) - mine.pictures.numpy())
+        difference = np.abs(theirs.images.numpy().astype(int) - mine.images.numpy())
         assert difference.mean() < 3
     again = ghosts(source, Decoding("dali"))
     resumed = ghosts(source, Decoding("dali"), start=8)
     for one, other in zip(again[2:], resumed, strict=True):
-        assert (one.pictures == other.pictures).all()
+        assert (one.images == other.images).all()

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from megabatch.data import decode
-from megabatch.data.decode import Decoding, check_decoder, crop_resized, decode_picture, resize
+from megabatch.data.decode import Decoding, check_decoder, crop_resized, decode_image, resize
 from megabatch.data.geometry import Box
 from megabatch.errors import ConfigError, DataError
 from tests.data.conftest import png_bytes
-from tests.data.pictures import encoded, photograph, random_box, reference, turned
+from tests.data.images import encoded, photograph, random_box, reference, turned
 
 DECODERS = [Decoding(), Decoding("pillow")]
 
@@ -29,37 +29,37 @@ def cropped(
 
 def test_decoding_converts_to_the_wanted_channels() -> None:
     colour = np.random.default_rng(0).integers(0, 256, (5, 4, 3), dtype=np.uint8)
-    np.testing.assert_array_equal(decode_picture(png_bytes(colour), 3, "x"), colour)
+    np.testing.assert_array_equal(decode_image(png_bytes(colour), 3, "x"), colour)
     # ITU-R 601-2, the conversion that Pillow documents; its integer arithmetic may be off by one.
     expected = colour @ np.array([0.299, 0.587, 0.114])
-    np.testing.assert_allclose(decode_picture(png_bytes(colour), 1, "x")[..., 0], expected, atol=1)
+    np.testing.assert_allclose(decode_image(png_bytes(colour), 1, "x")[..., 0], expected, atol=1)
     grey = colour[..., :1]
-    np.testing.assert_array_equal(decode_picture(png_bytes(grey), 3, "x"), grey.repeat(3, axis=2))
+    np.testing.assert_array_equal(decode_image(png_bytes(grey), 3, "x"), grey.repeat(3, axis=2))
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize(("size", "wanted"), [((40, 60), (16, 16)), ((13, 9), (32, 20)), ((20, 20), (20, 20))])
 def test_resize_against_torch(size: tuple[int, int], wanted: tuple[int, int], channels: int) -> None:
-    picture = np.random.default_rng(0).integers(0, 256, (*size, channels), dtype=np.uint8)
-    scaled = resize(picture, *wanted)
+    image = np.random.default_rng(0).integers(0, 256, (*size, channels), dtype=np.uint8)
+    scaled = resize(image, *wanted)
     assert scaled.shape == (*wanted, channels)
     assert scaled.dtype == np.uint8
-    as_tensor = torch.from_numpy(picture).permute(2, 0, 1)[None].double()
+    as_tensor = torch.from_numpy(image).permute(2, 0, 1)[None].double()
     expected = torch.nn.functional.interpolate(as_tensor, wanted, mode="bilinear", antialias=True)
     # Pillow rounds after each of its two passes.
     np.testing.assert_allclose(scaled, expected[0].permute(1, 2, 0).numpy(), atol=1.1)
 
 
-def test_resize_of_a_box_takes_that_part_of_the_picture() -> None:
-    picture = np.zeros((20, 30, 3), dtype=np.uint8)
-    picture[4:14, 6:26] = [10, 20, 30]
-    scaled = resize(picture, 8, 8, box=(8, 6, 24, 12))  # two pixels inside the edge
+def test_resize_of_a_box_takes_that_part_of_the_image() -> None:
+    image = np.zeros((20, 30, 3), dtype=np.uint8)
+    image[4:14, 6:26] = [10, 20, 30]
+    scaled = resize(image, 8, 8, box=(8, 6, 24, 12))  # two pixels inside the edge
     assert (scaled == [10, 20, 30]).all()
-    cut = resize(picture, 10, 20, box=(6, 4, 26, 14))
-    np.testing.assert_array_equal(cut, picture[4:14, 6:26])
+    cut = resize(image, 10, 20, box=(6, 4, 26, 14))
+    np.testing.assert_array_equal(cut, image[4:14, 6:26])
 
 
-# --- kinds of pictures ---
+# --- kinds of images ---
 
 
 def sixteen_bits() -> bytes:
@@ -90,24 +90,24 @@ def test_every_kind_as_pillow_has_it(kind: str, how: Decoding) -> None:
         box, mirror = random_box(rng, 30, 40), bool(rng.integers(2))
         np.testing.assert_array_equal(cropped(content, box, mirror, how=how), reference(content, box, mirror, (16, 16)))
     whole = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
-    np.testing.assert_array_equal(decode_picture(content, 3, "x"), whole)
-    assert decode_picture(content, 1, "x").shape == (30, 40, 1)
+    np.testing.assert_array_equal(decode_image(content, 3, "x"), whole)
+    assert decode_image(content, 1, "x").shape == (30, 40, 1)
 
 
 def test_sixteen_bits_are_scaled_not_cut() -> None:
     for channels in (1, 3):
-        got = decode_picture(sixteen_bits(), channels, "x")
+        got = decode_image(sixteen_bits(), channels, "x")
         expected = (np.linspace(0, 65535, 1200).reshape(30, 40).astype(np.uint16) >> 8).astype(np.uint8)
         np.testing.assert_array_equal(got, expected[..., None].repeat(channels, axis=2))
     assert cropped(sixteen_bits(), (0, 0, 40, 30)).mean() == pytest.approx(127, abs=2)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_pictures_are_turned_upright(orientation: int) -> None:
+def test_images_are_turned_upright(orientation: int) -> None:
     content = turned(photograph(30, 40), orientation)
     upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(content))).convert("RGB"))
     assert upright.shape == ((40, 30, 3) if orientation >= 5 else (30, 40, 3))
-    np.testing.assert_array_equal(decode_picture(content, 3, "x"), upright)
+    np.testing.assert_array_equal(decode_image(content, 3, "x"), upright)
     seen = []
 
     def choose(height: int, width: int) -> Box:
@@ -148,7 +148,7 @@ def huge_jpeg() -> bytes:
     ("content", "reason"),
     [
         (b"", "cannot identify"),
-        (b"not a picture", "cannot identify"),
+        (b"not an image", "cannot identify"),
         (encoded(photograph(40, 40))[:-2], "truncated"),
         (encoded(photograph(40, 40))[:-200], "truncated"),
         (encoded(photograph(40, 40), "PNG")[:-200], ""),
@@ -157,15 +157,11 @@ def huge_jpeg() -> bytes:
     ],
     ids=["zero bytes", "text", "no end mark", "half a jpeg", "half a png", "bomb", "huge jpeg"],
 )
-def test_broken_pictures_are_refused_by_name(content: bytes, reason: str, how: Decoding) -> None:
-    with pytest.raises(
-        DataError, match=rf"^cannot decode the picture holiday.jpg: .*{reason}.*; replace or remove it$"
-    ):
-        decode_picture(content, 3, "holiday.jpg")
+def test_broken_images_are_refused_by_name(content: bytes, reason: str, how: Decoding) -> None:
+    with pytest.raises(DataError, match=rf"^cannot decode the image holiday.jpg: .*{reason}.*; replace or remove it$"):
+        decode_image(content, 3, "holiday.jpg")
     out = np.zeros((8, 8, 3), dtype=np.uint8)
-    with pytest.raises(
-        DataError, match=rf"^cannot decode the picture holiday.jpg: .*{reason}.*; replace or remove it$"
-    ):
+    with pytest.raises(DataError, match=rf"^cannot decode the image holiday.jpg: .*{reason}.*; replace or remove it$"):
         crop_resized(content, lambda h, w: (0, 0, w, h), False, out, lambda: "holiday.jpg", how)
 
 
@@ -175,7 +171,7 @@ def test_the_limit_of_pixels_is_kept_before_decoding(monkeypatch: pytest.MonkeyP
         with pytest.raises(DataError, match=r"40x30 pixels, at most 1,199"):
             cropped(content, (0, 0, 40, 30))
         with pytest.raises(DataError, match=r"40x30 pixels, at most 1,199"):
-            decode_picture(content, 3, "x")
+            decode_image(content, 3, "x")
 
 
 # --- ways to decode ---

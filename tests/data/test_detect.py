@@ -6,7 +6,7 @@ import pytest
 
 from megabatch.data.detect import detect_kind, open_splits
 from megabatch.errors import ConfigError, DataError
-from tests.data.conftest import MAKERS, png_bytes, random_pictures, write_parquet, write_tar
+from tests.data.conftest import MAKERS, png_bytes, random_images, write_parquet, write_tar
 
 NAMES = ["idx-gz", "parquet-many-sizes", "folder-many-sizes", "tar-many-sizes", "raw-many-sizes"]
 
@@ -22,14 +22,14 @@ def test_kinds_are_seen_by_their_files(tmp_path: Path, name: str) -> None:
 
 
 def test_a_set_without_splits_is_taken_once(tmp_path: Path) -> None:
-    picture = png_bytes(random_pictures(0, [(4, 4)], 3)[0])
-    write_parquet(tmp_path / "photos-0.parquet", [picture], [0])
+    image = png_bytes(random_images(0, [(4, 4)], 3)[0])
+    write_parquet(tmp_path / "photos-0.parquet", [image], [0])
     assert [split for split, _ in open_splits(tmp_path)] == ["train"]
 
 
 def test_one_split_alone(tmp_path: Path) -> None:
-    picture = png_bytes(random_pictures(0, [(4, 4)], 3)[0])
-    write_tar(tmp_path / "x-train-0.tar", [("a.png", picture), ("a.cls", b"0")])
+    image = png_bytes(random_images(0, [(4, 4)], 3)[0])
+    write_tar(tmp_path / "x-train-0.tar", [("a.png", image), ("a.cls", b"0")])
     assert [split for split, _ in open_splits(tmp_path)] == ["train"]
     with pytest.raises(DataError, match="no shard with validation"):
         open_splits(tmp_path, None, "val")

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from megabatch.data.folder import open_folder
-from megabatch.data.sources import PictureArray
+from megabatch.data.sources import ImageArray
 from megabatch.errors import DataError
 from tests.data.conftest import MANY_SIZES, ONE_SIZE, make_folder, png_bytes
 
-PICTURE = np.arange(27, dtype=np.uint8).reshape(3, 3, 3)
+IMAGE = np.arange(27, dtype=np.uint8).reshape(3, 3, 3)
 
 
-def put(path: Path, content: bytes = png_bytes(PICTURE)) -> None:
+def put(path: Path, content: bytes = png_bytes(IMAGE)) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
 
@@ -60,32 +60,32 @@ def test_split_without_class_folders(tmp_path: Path) -> None:
         open_folder(tmp_path, "train")
 
 
-def test_class_without_pictures(tmp_path: Path) -> None:
+def test_class_without_images(tmp_path: Path) -> None:
     put(tmp_path / "train" / "ant" / "1.png")
     put(tmp_path / "train" / "bee" / "notes.txt")
-    with pytest.raises(DataError, match=r"bee has no pictures \(\.jpg, \.jpeg, \.png, \.webp\)"):
+    with pytest.raises(DataError, match=r"bee has no images \(\.jpg, \.jpeg, \.png, \.webp\)"):
         open_folder(tmp_path, "train")
 
 
-def test_broken_and_vanished_pictures_are_named(tmp_path: Path) -> None:
+def test_broken_and_vanished_images_are_named(tmp_path: Path) -> None:
     make_folder(tmp_path, MANY_SIZES, 0)
     put(tmp_path / "train" / "ant" / "002.png", b"broken")
     source = open_folder(tmp_path, "train", memory_limit_bytes=0)
     source.read(1)
-    with pytest.raises(DataError, match=r"cannot decode the picture .*train/ant/002\.png: cannot identify"):
+    with pytest.raises(DataError, match=r"cannot decode the image .*train/ant/002\.png: cannot identify"):
         source.read(2)
     (tmp_path / "train" / "bee" / "005.png").unlink()
-    with pytest.raises(DataError, match=r"cannot read the picture .*train/bee/005\.png: No such file"):
+    with pytest.raises(DataError, match=r"cannot read the image .*train/bee/005\.png: No such file"):
         source.read(5)
 
 
-def test_a_broken_picture_in_a_small_set_is_named_when_it_is_read(tmp_path: Path) -> None:
+def test_a_broken_image_in_a_small_set_is_named_when_it_is_read(tmp_path: Path) -> None:
     make_folder(tmp_path, ONE_SIZE, 0)
-    assert isinstance(open_folder(tmp_path, "train"), PictureArray)
+    assert isinstance(open_folder(tmp_path, "train"), ImageArray)
     put(tmp_path / "train" / "cat" / "009.png", b"broken")
     source = open_folder(tmp_path, "train")
-    assert not isinstance(source, PictureArray)
-    with pytest.raises(DataError, match=r"cannot decode the picture .*train/cat/009\.png"):
+    assert not isinstance(source, ImageArray)
+    with pytest.raises(DataError, match=r"cannot decode the image .*train/cat/009\.png"):
         source.read(9)
 
 

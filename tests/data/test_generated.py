@@ -9,19 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from megabatch.data.generated import GeneratedPictures, class_parts, open_generated, stripes
-from megabatch.data.sources import PictureArray, Split
+from megabatch.data.generated import GeneratedImages, class_parts, open_generated, stripes
+from megabatch.data.sources import ImageArray, Split
 from megabatch.errors import ConfigError
 
 
-def made(split: Split = "train", **changed: Any) -> GeneratedPictures:
-    options = {"num_pictures": 300, "image_size": 16, "channels": 3, "num_classes": 10, "seed": 0}
-    return GeneratedPictures(split, **{**options, **changed})
+def made(split: Split = "train", **changed: Any) -> GeneratedImages:
+    options = {"num_images": 300, "image_size": 16, "channels": 3, "num_classes": 10, "seed": 0}
+    return GeneratedImages(split, **{**options, **changed})
 
 
-def in_one_array(split: Split, **options: Any) -> PictureArray:
+def in_one_array(split: Split, **options: Any) -> ImageArray:
     source = open_generated(None, split, **options)
-    assert isinstance(source, PictureArray)
+    assert isinstance(source, ImageArray)
     return source
 
 
@@ -32,10 +32,10 @@ def in_one_array(split: Split, **options: Any) -> PictureArray:
         ({"channels": 1, "image_size": 28, "seed": 7, "num_classes": 1000}, "ba46f0afcde6eacf"),
     ],
 )
-def test_pictures_never_change(options: dict[str, Any], digest: str) -> None:
+def test_images_never_change(options: dict[str, Any], digest: str) -> None:
     # Only exactly rounded arithmetic is used, so these hold on every platform and with every numpy.
-    pictures = made(**options).render(np.arange(20))
-    assert hashlib.sha256(pictures.tobytes()).hexdigest()[:16] == digest
+    images = made(**options).render(np.arange(20))
+    assert hashlib.sha256(images.tobytes()).hexdigest()[:16] == digest
 
 
 @settings(max_examples=40, deadline=None)
@@ -45,9 +45,7 @@ def test_pictures_never_change(options: dict[str, Any], digest: str) -> None:
     channels=st.sampled_from([1, 3]),
     num_classes=st.sampled_from([2, 10, 1000]),
 )
-def test_a_picture_does_not_depend_on_its_company(
-    indices: list[int], size: int, channels: int, num_classes: int
-) -> None:
+def test_a_image_does_not_depend_on_its_company(indices: list[int], size: int, channels: int, num_classes: int) -> None:
     source = made(image_size=size, channels=channels, num_classes=num_classes)
     together = source.render(np.array(indices))
     for at, index in enumerate(indices):
@@ -56,7 +54,7 @@ def test_a_picture_does_not_depend_on_its_company(
 
 def test_seed_split_and_index_matter_and_the_size_of_the_set_does_not() -> None:
     first = made().read(3)
-    np.testing.assert_array_equal(first, made(num_pictures=5).read(3))
+    np.testing.assert_array_equal(first, made(num_images=5).read(3))
     for other in (made(seed=1).read(3), made("val").read(3), made().read(13)):
         assert not np.array_equal(first, other)
 
@@ -69,7 +67,7 @@ def test_splits_and_seeds_share_neither_shapes_nor_noise(other: tuple[Split, int
         return pixels
 
     first, second = centred("train", 0), centred(*other)
-    # Shared shapes show as 0.4 and shared noise as 0.6; pictures of one class ten apart set the measure.
+    # Shared shapes show as 0.4 and shared noise as 0.6; images of one class ten apart set the measure.
     same_index = np.corrcoef(first.ravel(), second.ravel())[0, 1]
     ten_apart = np.corrcoef(first[:-10].ravel(), second[10:].ravel())[0, 1]
     assert abs(same_index - ten_apart) < 0.05
@@ -80,14 +78,14 @@ def test_splits_and_seeds_share_neither_shapes_nor_noise(other: tuple[Split, int
 @pytest.mark.parametrize("num_classes", [2, 10, 1000])
 def test_sizes_channels_and_classes(size: int, channels: int, num_classes: int) -> None:
     source = made(image_size=size, channels=channels, num_classes=num_classes)
-    pictures = source.render(np.arange(20))
-    assert pictures.shape == (20, size, size, channels)
-    assert pictures.flags.c_contiguous
+    images = source.render(np.arange(20))
+    assert images.shape == (20, size, size, channels)
+    assert images.flags.c_contiguous
     assert source.num_classes == num_classes
     # Neither empty nor saturated.
-    assert 60 < pictures.mean() < 140
-    assert pictures.std() > 20
-    assert np.isin(pictures, (0, 255)).mean() < 0.05
+    assert 60 < images.mean() < 140
+    assert images.std() > 20
+    assert np.isin(images, (0, 255)).mean() < 0.05
 
 
 @pytest.mark.parametrize("num_classes", [2, 10, 11, 99, 1000, 12345])
@@ -107,7 +105,7 @@ def test_slope_of_the_stripes(slope: float, up: float) -> None:
     uniforms = np.array([[0.3], [0.5], [up]])
     wave = stripes(centres[None, :], centres[:, None], np.array([slope]), 5.0, uniforms)[0].astype(np.float64)
     assert np.abs(wave).max() <= 1
-    # The strongest frequency of the picture points where the slope says, at the asked number of cycles.
+    # The strongest frequency of the image points where the slope says, at the asked number of cycles.
     spectrum = np.abs(np.fft.fft2(wave * np.outer(np.hanning(size), np.hanning(size)), (512, 512)))
     row, column = np.unravel_index(np.argmax(spectrum[:, :257]), (512, 257))
     cycles_down = (row - 512 if row > 256 else row) * size / 512
@@ -119,21 +117,21 @@ def test_slope_of_the_stripes(slope: float, up: float) -> None:
         assert (angle > 0) == (up < 0.5)
 
 
-def test_labels_are_balanced_and_mirrored_pictures_keep_their_class() -> None:
-    train = in_one_array("train", num_pictures=4000, image_size=12, channels=1)
+def test_labels_are_balanced_and_mirrored_images_keep_their_class() -> None:
+    train = in_one_array("train", num_images=4000, image_size=12, channels=1)
     assert np.bincount(train.labels).tolist() == [400] * 10
-    pictures = train.pictures.astype(np.float64)
+    images = train.images.astype(np.float64)
     for label in range(10):
-        mean = pictures[train.labels == label].mean(axis=0)
-        # 400 pictures with a standard deviation of about 45 levels: 2.2 levels each way, 5 sigma of a difference.
+        mean = images[train.labels == label].mean(axis=0)
+        # 400 images with a standard deviation of about 45 levels: 2.2 levels each way, 5 sigma of a difference.
         assert np.abs(mean - mean[:, ::-1]).max() < 16
 
 
-def class_means_accuracy(train: PictureArray, val: PictureArray) -> float:
-    """The share of val pictures whose nearest class mean of train is that of their own class."""
+def class_means_accuracy(train: ImageArray, val: ImageArray) -> float:
+    """The share of val images whose nearest class mean of train is that of their own class."""
 
-    def flat(source: PictureArray) -> NDArray[np.float64]:
-        pixels = source.pictures.reshape(len(source), -1).astype(np.float64)
+    def flat(source: ImageArray) -> NDArray[np.float64]:
+        pixels = source.images.reshape(len(source), -1).astype(np.float64)
         pixels -= pixels.mean(axis=1, keepdims=True)
         return pixels
 
@@ -145,17 +143,17 @@ def class_means_accuracy(train: PictureArray, val: PictureArray) -> float:
 
 def test_ten_classes_can_be_learnt_and_are_not_trivial() -> None:
     options = {"image_size": 28, "channels": 1}
-    train = in_one_array("train", num_pictures=3000, **options)
-    val = in_one_array("val", num_pictures=1000, **options)
+    train = in_one_array("train", num_images=3000, **options)
+    val = in_one_array("val", num_images=1000, **options)
     accuracy = class_means_accuracy(train, val)
     assert 0.3 < accuracy < 0.9  # chance is 0.1, with a standard deviation of 0.01
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"num_pictures": 0}, {"image_size": 7}, {"num_classes": 1}, {"channels": 2}, {"seed": -1}],
+    [{"num_images": 0}, {"image_size": 7}, {"num_classes": 1}, {"channels": 2}, {"seed": -1}],
 )
 def test_wrong_options(wrong: dict[str, int]) -> None:
     (name,) = wrong
-    with pytest.raises(ConfigError, match=f"{name} of the generated pictures is"):
+    with pytest.raises(ConfigError, match=f"{name} of the generated images is"):
         open_generated(None, "train", **wrong)

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from megabatch.data.header import JpegHeader, read_jpeg_header
-from tests.data.pictures import encoded, photograph, turned
+from tests.data.images import encoded, photograph, turned
 
 PIXELS = photograph(21, 34)
 

@@ -74,7 +74,7 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
 def test_label_count_mismatch(tmp_path: Path) -> None:
     make_idx(tmp_path, "idx", zipped=False)
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx_bytes(np.zeros(6, dtype=np.uint8)))
-    with pytest.raises(DataError, match="has 7 pictures and 6 labels: the picture at index 6 has no label"):
+    with pytest.raises(DataError, match="has 7 images and 6 labels: the image at index 6 has no label"):
         open_idx(tmp_path, "train")
 
 

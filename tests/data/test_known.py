@@ -69,8 +69,8 @@ def test_default_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert default_cache() == tmp_path / ".cache" / "megabatch"
     monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
     assert default_cache() == Path("/elsewhere/megabatch")
-    monkeypatch.setenv("MEGABATCH_DATA", "~/pictures")
-    assert default_cache() == tmp_path / "pictures"
+    monkeypatch.setenv("MEGABATCH_DATA", "~/images")
+    assert default_cache() == tmp_path / "images"
 
 
 @pytest.mark.parametrize("zipped", [True, False])
@@ -180,7 +180,7 @@ def test_every_failure_is_listed_in_one_line(tmp_path: Path, monkeypatch: pytest
         f"{known.SYSTEM_FOLDER}: {first} is not there",
         "Debian package dataset-fashion-mnist: apt-get is not on this machine",
         "nobody-listens: ",
-        "or use generated pictures",
+        "or use generated images",
     ):
         assert part in message
 
@@ -220,5 +220,5 @@ def test_the_real_files_when_they_are_on_disk(monkeypatch: pytest.MonkeyPatch) -
     folder = get_fashion_mnist(default_cache())
     for split, count in (("train", 60_000), ("val", 10_000)):
         source = open_fashion_mnist(folder, split)  # type: ignore[arg-type]
-        assert source.pictures.shape == (count, 28, 28, 1)
+        assert source.images.shape == (count, 28, 28, 1)
         assert np.bincount(source.labels).tolist() == [count // 10] * 10

@@ -20,30 +20,30 @@ from megabatch.data.child import views
 from megabatch.data.decode import EXACT
 from megabatch.data.lanes import LaneTask, OwnProcess, SameProcess, read_message, send_message
 from megabatch.data.slots import Slots
-from megabatch.data.sources import PictureArray
+from megabatch.data.sources import ImageArray
 from megabatch.errors import DataError
 
 POLICY = Augmentation(crop="resized", flip=True)
 
 
-def source(kind: type[PictureArray] = PictureArray) -> PictureArray:
+def source(kind: type[ImageArray] = ImageArray) -> ImageArray:
     pixels = np.random.default_rng(0).integers(0, 256, (20, 9, 7, 3), dtype=np.uint8)
     return kind("test", pixels, np.arange(20))
 
 
 def task_in(slots: Slots, size: int = 8) -> LaneTask:
-    """Pictures 2 .. 5 of a ghost batch of 6."""
+    """Images 2 .. 5 of a ghost batch of 6."""
     slot, memory = slots.lease()
-    pictures, labels = views(memory, 6, size, 3)
+    images, labels = views(memory, 6, size, 3)
     job = Job(POLICY, 3, np.array([1, 1, 2]), np.array([4, 19, 0]))
-    return LaneTask(job, 6, 2, 5, size, slot, pictures, labels)
+    return LaneTask(job, 6, 2, 5, size, slot, images, labels)
 
 
 def check(task: LaneTask) -> None:
     expected, labels = assemble_training(source(), POLICY, 8, 3, task.job.epochs, task.job.samples)
-    np.testing.assert_array_equal(task.pictures[2:5], expected)
+    np.testing.assert_array_equal(task.images[2:5], expected)
     assert task.labels.tolist() == [0, 0, *labels, 0]
-    assert not task.pictures[[0, 1, 5]].any()
+    assert not task.images[[0, 1, 5]].any()
 
 
 def test_both_kinds_fill_their_part_and_no_more() -> None:
@@ -52,16 +52,16 @@ def test_both_kinds_fill_their_part_and_no_more() -> None:
     there = OwnProcess(source(), EXACT, False, slots)
     for lane in (here, there):
         task = task_in(slots)
-        task.pictures[:], task.labels[:] = 0, 0
+        task.images[:], task.labels[:] = 0, 0
         assert lane.prepare(task) == []
         check(task)
         lane.close()
 
 
-class Failing(PictureArray):
+class Failing(ImageArray):
     def read(self, index: int) -> NDArray[np.uint8]:
         if index == 19:
-            raise DataError("cannot decode the picture 19")
+            raise DataError("cannot decode the image 19")
         if index == 0:
             raise KeyError("a mistake of ours")
         return super().read(index)
@@ -70,7 +70,7 @@ class Failing(PictureArray):
 def test_what_goes_wrong_there_is_raised_here() -> None:
     slots = Slots(10_000)
     lane = OwnProcess(source(Failing), EXACT, False, slots)
-    with pytest.raises(DataError, match="cannot decode the picture 19"):
+    with pytest.raises(DataError, match="cannot decode the image 19"):
         lane.prepare(task_in(slots))
     lane.close()
     lane = OwnProcess(source(Failing), EXACT, True, slots)
@@ -97,7 +97,7 @@ def test_the_process_ignores_ctrl_c_and_ends_when_asked() -> None:
 def test_a_process_that_cannot_start_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/bin/false")
     slots = Slots(10_000)
-    with pytest.raises(DataError, match="a loader process ended with code 1 before its first picture"):
+    with pytest.raises(DataError, match="a loader process ended with code 1 before its first image"):
         OwnProcess(source(), EXACT, False, slots).prepare(task_in(slots))
 
 

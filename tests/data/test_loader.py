@@ -23,32 +23,32 @@ from megabatch.data.broken import BrokenLog
 from megabatch.data.feeding import Feeding
 from megabatch.data.loader import Ghost, GhostLoader
 from megabatch.data.order import stream
-from megabatch.data.sources import PictureArray, Source, open_source
+from megabatch.data.sources import ImageArray, Source, open_source
 from megabatch.errors import DataError
-from megabatch.schedule.batch import Update, iterate_updates, parse_stages
+from megabatch.schedule.batch import Step, iterate_steps, parse_stages
 from tests.data.conftest import write_tar
-from tests.data.pictures import encoded, photograph
+from tests.data.images import encoded, photograph
 
-GHOST, NUM_PICTURES, TOTAL, SEED, SIZE = 4, 30, 100, 11, 8
+GHOST, NUM_IMAGES, TOTAL, SEED, SIZE = 4, 30, 100, 11, 8
 STAGES = parse_stages("0:4 0.5:12 2:40")  # one, three and ten ghosts: fewer, as many and more than workers
 AUGMENTATION = Augmentation(crop="pad", padding=1, flip=True)
 
 
-def source() -> PictureArray:
-    pixels = np.random.default_rng(0).integers(0, 256, (NUM_PICTURES, SIZE, SIZE, 3), dtype=np.uint8)
-    return PictureArray("test", pixels, np.arange(NUM_PICTURES) % 10)
+def source() -> ImageArray:
+    pixels = np.random.default_rng(0).integers(0, 256, (NUM_IMAGES, SIZE, SIZE, 3), dtype=np.uint8)
+    return ImageArray("test", pixels, np.arange(NUM_IMAGES) % 10)
 
 
-def updates(start_samples: int = 0, start_index: int = 0) -> Iterator[Update]:
-    return iterate_updates(STAGES.at, GHOST, NUM_PICTURES, TOTAL, start_samples=start_samples, start_index=start_index)
+def steps(start_samples: int = 0, start_index: int = 0) -> Iterator[Step]:
+    return iterate_steps(STAGES.at, GHOST, NUM_IMAGES, TOTAL, start_samples=start_samples, start_index=start_index)
 
 
 def loader(
     worker: int = 0,
-    num_workers: int = 1,
+    world_size: int = 1,
     *,
     of: Source | None = None,
-    over: Iterator[Update] | None = None,
+    over: Iterator[Step] | None = None,
     ahead: int = 2,
     feeding: Feeding | None = None,
 ) -> GhostLoader:
@@ -57,51 +57,49 @@ def loader(
         AUGMENTATION,
         SIZE,
         SEED,
-        over or updates(),
+        over or steps(),
         worker=worker,
-        num_workers=num_workers,
+        world_size=world_size,
         prefetch_ghosts=ahead,
         feeding=feeding,
     )
 
 
-def read_all(one: GhostLoader) -> list[tuple[Update, list[Ghost]]]:
+def read_all(one: GhostLoader) -> list[tuple[Step, list[Ghost]]]:
     try:
-        return [(update, list(ghosts)) for update, ghosts in one]
+        return [(step, list(ghosts)) for step, ghosts in one]
     finally:
         one.close()
 
 
 def same(one: Ghost, other: Ghost) -> bool:
     return (
-        one.number == other.number
-        and torch.equal(one.pictures, other.pictures)
-        and torch.equal(one.labels, other.labels)
+        one.number == other.number and torch.equal(one.images, other.images) and torch.equal(one.labels, other.labels)
     )
 
 
-def test_one_worker_gets_the_pictures_of_the_stream() -> None:
+def test_one_worker_gets_the_images_of_the_stream() -> None:
     got = read_all(loader())
-    assert [update for update, _ in got] == list(updates())
-    ghosts = [ghost for _, of_update in got for ghost in of_update]
+    assert [step for step, _ in got] == list(steps())
+    ghosts = [ghost for _, of_step in got for ghost in of_step]
     assert [ghost.number for ghost in ghosts] == list(range(TOTAL // GHOST))
     for ghost in ghosts:
-        epochs, samples = stream(SEED, NUM_PICTURES, ghost.number * GHOST, GHOST)
-        pictures, labels = assemble_training(source(), AUGMENTATION, SIZE, SEED, epochs, samples)
-        assert torch.equal(ghost.pictures, torch.from_numpy(pictures))
+        epochs, samples = stream(SEED, NUM_IMAGES, ghost.number * GHOST, GHOST)
+        images, labels = assemble_training(source(), AUGMENTATION, SIZE, SEED, epochs, samples)
+        assert torch.equal(ghost.images, torch.from_numpy(images))
         assert torch.equal(ghost.labels, torch.from_numpy(labels))
-        assert (ghost.pictures.dtype, ghost.pictures.shape) == (torch.uint8, (GHOST, SIZE, SIZE, 3))
+        assert (ghost.images.dtype, ghost.images.shape) == (torch.uint8, (GHOST, SIZE, SIZE, 3))
         assert (ghost.labels.dtype, ghost.labels.shape) == (torch.int64, (GHOST,))
         assert not ghost.idle
 
 
-@pytest.mark.parametrize("num_workers", [2, 3, 4])
-def test_workers_together_get_what_one_worker_gets(num_workers: int) -> None:
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_workers_together_get_what_one_worker_gets(world_size: int) -> None:
     alone = read_all(loader())
-    together = [read_all(loader(worker, num_workers)) for worker in range(num_workers)]
+    together = [read_all(loader(worker, world_size)) for worker in range(world_size)]
     idle = 0
-    for number, (update, expected) in enumerate(alone):
-        assert all(of_worker[number][0] == update for of_worker in together)
+    for number, (step, expected) in enumerate(alone):
+        assert all(of_worker[number][0] == step for of_worker in together)
         dealt = [ghost for of_worker in together for ghost in of_worker[number][1]]
         working = [ghost for ghost in dealt if not ghost.idle]
         assert len(working) == len(expected)
@@ -117,34 +115,34 @@ def test_workers_together_get_what_one_worker_gets(num_workers: int) -> None:
 def test_from_the_middle_the_tail_comes() -> None:
     whole = read_all(loader(1, 2))
     for at in (1, 3, len(whole) - 1):
-        update = whole[at][0]
-        tail = read_all(loader(1, 2, over=updates(update.start_samples, update.index)))
+        step = whole[at][0]
+        tail = read_all(loader(1, 2, over=steps(step.start_samples, step.index)))
         assert [u for u, _ in tail] == [u for u, _ in whole[at:]]
         for (_, ghosts), (_, expected) in zip(tail, whole[at:], strict=True):
             assert [ghost.idle for ghost in ghosts] == [ghost.idle for ghost in expected]
             assert all(map(same, ghosts, expected))
 
 
-class Breaking(PictureArray):
+class Breaking(ImageArray):
     """Raises at the n-th ghost; `hold` makes every read wait."""
 
     def __init__(self, after: int = 10**9, hold: threading.Event | None = None) -> None:
         whole = source()
-        super().__init__("breaking", whole.pictures, whole.labels)
+        super().__init__("breaking", whole.images, whole.labels)
         self.after, self.hold, self.num_reads = after, hold, 0
-        # Another size than asked for makes the loader read picture by picture.
-        self.pictures = self.pictures[:, :-1]
+        # Another size than asked for makes the loader read image by image.
+        self.images = self.images[:, :-1]
 
     def read(self, index: int) -> NDArray[np.uint8]:
         self.num_reads += 1
         if self.hold is not None:
             self.hold.wait(timeout=30)
         if self.num_reads > self.after:
-            raise DataError(f"picture {index} cannot be decoded; remove it")
+            raise DataError(f"image {index} cannot be decoded; remove it")
         return super().read(index)
 
 
-def test_an_unreadable_picture_reaches_the_consumer_after_the_good_ghosts() -> None:
+def test_an_unreadable_image_reaches_the_consumer_after_the_good_ghosts() -> None:
     one = loader(of=Breaking(after=3 * GHOST + 1))
     good: list[int] = []
 
@@ -158,9 +156,9 @@ def test_an_unreadable_picture_reaches_the_consumer_after_the_good_ghosts() -> N
     assert good == [0, 1, 2]
 
 
-def test_an_error_in_the_list_of_updates_reaches_the_consumer() -> None:
-    def ending() -> Iterator[Update]:
-        yield next(updates())
+def test_an_error_in_the_list_of_steps_reaches_the_consumer() -> None:
+    def ending() -> Iterator[Step]:
+        yield next(steps())
         raise ValueError("no more")
 
     with pytest.raises(ValueError, match="no more"):
@@ -172,12 +170,12 @@ def threads() -> list[threading.Thread]:
 
 
 def test_closing_early_ends_the_thread_promptly() -> None:
-    endless = iterate_updates(STAGES.at, GHOST, NUM_PICTURES, 10**9)
+    endless = iterate_steps(STAGES.at, GHOST, NUM_IMAGES, 10**9)
     for consume in (0, 1):
         one = loader(over=endless)
         for _ in range(consume):
-            update, ghosts = next(iter(one))
-            assert len(list(ghosts)) == update.num_ghosts
+            step, ghosts = next(iter(one))
+            assert len(list(ghosts)) == step.num_ghosts
         deadline = time.monotonic() + 10
         while one._room._value and time.monotonic() < deadline:  # the planning thread now waits for room
             time.sleep(0.01)
@@ -189,13 +187,13 @@ def test_closing_early_ends_the_thread_promptly() -> None:
 
 
 def test_no_more_is_prepared_than_asked_for() -> None:
-    pictures = Breaking()
-    one = loader(of=pictures, ahead=3)
+    images = Breaking()
+    one = loader(of=images, ahead=3)
     deadline = time.monotonic() + 10
-    while pictures.num_reads < 3 * GHOST and time.monotonic() < deadline:
+    while images.num_reads < 3 * GHOST and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.3)
-    assert pictures.num_reads == 3 * GHOST
+    assert images.num_reads == 3 * GHOST
     one.close()
 
 
@@ -203,7 +201,7 @@ def test_the_last_item_is_not_lost_when_it_comes_at_the_end_of_a_wait(monkeypatc
     """The thread may put its last item and end just after the consumer's wait ran out: that is no silent death."""
     go_on = threading.Event()
 
-    def late() -> Iterator[Update]:
+    def late() -> Iterator[Step]:
         go_on.wait(timeout=30)
         yield from ()
 
@@ -222,7 +220,7 @@ def test_the_last_item_is_not_lost_when_it_comes_at_the_end_of_a_wait(monkeypatc
     one.close()
 
 
-# --- lanes, sizes, broken pictures ---
+# --- lanes, sizes, broken images ---
 
 ALL_CHANGES = Augmentation(crop="resized", flip=True, brightness=0.4, contrast=0.4, rotation_degrees=9, noise_std=4)
 
@@ -240,25 +238,25 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Source:
 
 
 def over_photographs(
-    of: Source, worker: int, num_workers: int, feeding: Feeding, start: tuple[int, int] = (0, 0)
-) -> list[tuple[Update, list[Ghost]]]:
-    """With pictures that grow: 16 pixels wide in the first epoch, then 24."""
+    of: Source, worker: int, world_size: int, feeding: Feeding, start: tuple[int, int] = (0, 0)
+) -> list[tuple[Step, list[Ghost]]]:
+    """With images that grow: 16 pixels wide in the first epoch, then 24."""
     return read_all(
         GhostLoader(
             of,
             ALL_CHANGES,
             lambda epoch: 16 if epoch < 1 else 24,
             SEED,
-            updates(*start),
+            steps(*start),
             worker=worker,
-            num_workers=num_workers,
+            world_size=world_size,
             feeding=feeding,
             largest_image_size=24,
         )
     )
 
 
-def by_number(batches: list[tuple[Update, list[Ghost]]]) -> dict[int, Ghost]:
+def by_number(batches: list[tuple[Step, list[Ghost]]]) -> dict[int, Ghost]:
     return {ghost.number: ghost for _, ghosts in batches for ghost in ghosts if not ghost.idle}
 
 
@@ -266,12 +264,12 @@ def by_number(batches: list[tuple[Update, list[Ghost]]]) -> dict[int, Ghost]:
 def expected(photographs: Source) -> dict[int, Ghost]:
     """One worker, one thread."""
     ghosts = by_number(over_photographs(photographs, 0, 1, Feeding()))
-    assert {tuple(ghost.pictures.shape[1:3]) for ghost in ghosts.values()} == {(16, 16), (24, 24)}
+    assert {tuple(ghost.images.shape[1:3]) for ghost in ghosts.values()} == {(16, 16), (24, 24)}
     return ghosts
 
 
 @pytest.mark.parametrize(
-    ("num_workers", "feeding"),
+    ("world_size", "feeding"),
     [
         (1, Feeding(threads=3)),
         (1, Feeding(processes=1)),
@@ -285,19 +283,19 @@ def expected(photographs: Source) -> dict[int, Ghost]:
     ids=lambda value: str(value) if isinstance(value, int) else f"{value.threads}t{value.processes}p",
 )
 def test_pixels_do_not_depend_on_workers_and_lanes(
-    photographs: Source, expected: dict[int, Ghost], num_workers: int, feeding: Feeding
+    photographs: Source, expected: dict[int, Ghost], world_size: int, feeding: Feeding
 ) -> None:
     got: dict[int, Ghost] = {}
-    for worker in range(num_workers):
-        got |= by_number(over_photographs(photographs, worker, num_workers, feeding))
+    for worker in range(world_size):
+        got |= by_number(over_photographs(photographs, worker, world_size, feeding))
     assert got.keys() == expected.keys()
     assert all(same(got[number], expected[number]) for number in expected)
 
 
-def test_resuming_at_any_update_gives_the_same_ghosts(photographs: Source, expected: dict[int, Ghost]) -> None:
-    for update in updates():
-        tail = by_number(over_photographs(photographs, 0, 1, Feeding(threads=2), (update.start_samples, update.index)))
-        assert min(tail) == update.start_samples // GHOST
+def test_resuming_at_any_step_gives_the_same_ghosts(photographs: Source, expected: dict[int, Ghost]) -> None:
+    for step in steps():
+        tail = by_number(over_photographs(photographs, 0, 1, Feeding(threads=2), (step.start_samples, step.index)))
+        assert min(tail) == step.start_samples // GHOST
         assert all(same(ghost, expected[number]) for number, ghost in tail.items())
 
 
@@ -305,7 +303,7 @@ def test_shared_memory_is_used_again_once_it_is_let_go(photographs: Source) -> N
     one = loader(of=photographs, feeding=Feeding(processes=1), ahead=2)
     for _, ghosts in one:
         for ghost in ghosts:
-            assert ghost.pictures.sum() > 0
+            assert ghost.images.sum() > 0
             del ghost
     assert one._slots is not None
     assert one._slots.num_slots <= 4
@@ -313,8 +311,8 @@ def test_shared_memory_is_used_again_once_it_is_let_go(photographs: Source) -> N
     assert threads() == []
 
 
-class Deadly(PictureArray):
-    """Ends the process that reads picture 17."""
+class Deadly(ImageArray):
+    """Ends the process that reads image 17."""
 
     def read(self, index: int) -> NDArray[np.uint8]:
         if index == 17:
@@ -322,52 +320,48 @@ class Deadly(PictureArray):
         return super().read(index)[:-1]
 
 
-def test_a_process_that_dies_names_the_picture() -> None:
-    one = loader(of=Deadly("deadly", source().pictures[:, :-1], source().labels), feeding=Feeding(processes=2))
-    with pytest.raises(
-        DataError, match=r"a loader process was ended by SIGKILL while it had the picture 17 of deadly; "
-    ):
+def test_a_process_that_dies_names_the_image() -> None:
+    one = loader(of=Deadly("deadly", source().images[:, :-1], source().labels), feeding=Feeding(processes=2))
+    with pytest.raises(DataError, match=r"a loader process was ended by SIGKILL while it had the image 17 of deadly; "):
         read_all(one)
     assert threads() == []
 
 
-class Holes(PictureArray):
-    """Pictures 3, 4 and 20 cannot be read."""
+class Holes(ImageArray):
+    """Images 3, 4 and 20 cannot be read."""
 
     def read(self, index: int) -> NDArray[np.uint8]:
         if index in (3, 4, 20):
-            raise DataError(f"cannot decode the picture {index} of holes")
+            raise DataError(f"cannot decode the image {index} of holes")
         return super().read(index)
 
 
 def holes() -> Holes:
-    return Holes("holes", np.ascontiguousarray(source().pictures[:, :-1]), np.arange(NUM_PICTURES))
+    return Holes("holes", np.ascontiguousarray(source().images[:, :-1]), np.arange(NUM_IMAGES))
 
 
 @pytest.mark.parametrize(("threads_", "processes"), [(1, 0), (2, 0), (0, 1)])
-def test_broken_pictures_are_replaced_counted_and_listed(tmp_path: Path, threads_: int, processes: int) -> None:
+def test_broken_images_are_replaced_counted_and_listed(tmp_path: Path, threads_: int, processes: int) -> None:
     log = BrokenLog(0.01, tmp_path / "run" / "broken.jsonl", "holes")
     feeding = Feeding(threads=threads_, processes=processes, broken=log)
     ghosts = by_number(read_all(loader(of=holes(), feeding=feeding)))
     labels = {int(label) for ghost in ghosts.values() for label in ghost.labels}
-    assert labels == set(range(NUM_PICTURES)) - {3, 4, 20}
+    assert labels == set(range(NUM_IMAGES)) - {3, 4, 20}
     for ghost in ghosts.values():
-        _, samples = stream(SEED, NUM_PICTURES, ghost.number * GHOST, GHOST)
+        _, samples = stream(SEED, NUM_IMAGES, ghost.number * GHOST, GHOST)
         replaced = [{3: 5, 4: 5, 20: 21}.get(sample, sample) for sample in samples.tolist()]
         assert ghost.labels.tolist() == replaced
     listed = [json.loads(line) for line in (tmp_path / "run" / "broken.jsonl").read_text().splitlines()]
     assert sorted(entry["index"] for entry in listed) == [3, 4, 20]
     assert listed[0]["set"] == "holes"
-    assert "cannot decode the picture" in listed[0]["reason"]
+    assert "cannot decode the image" in listed[0]["reason"]
     assert log.num_read == TOTAL
     assert log.num_broken >= 3
 
 
-def test_too_many_broken_pictures_stop_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broken, "JUDGED_OVER_PICTURES", 10)
-    with pytest.raises(
-        DataError, match=r"of \d+ pictures read were broken, data.max_broken_share allows 0.05; the last"
-    ):
+def test_too_many_broken_images_stop_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broken, "JUDGED_OVER_IMAGES", 10)
+    with pytest.raises(DataError, match=r"of \d+ images read were broken, data.max_broken_share allows 0.05; the last"):
         read_all(loader(of=holes(), feeding=Feeding(broken=BrokenLog(0.05))))
-    with pytest.raises(DataError, match=r"^cannot decode the picture \d+ of holes$"):
+    with pytest.raises(DataError, match=r"^cannot decode the image \d+ of holes$"):
         read_all(loader(of=holes(), feeding=Feeding()))

@@ -10,7 +10,7 @@ from megabatch.data.manifest import check_manifest, compare_checksums, manifest_
 from megabatch.data.sources import Source, open_source
 from megabatch.data.verify import verify
 from megabatch.errors import DataError
-from tests.data.conftest import MAKERS, MANY_SIZES, make_folder, make_tar, png_bytes, random_pictures, write_tar
+from tests.data.conftest import MAKERS, MANY_SIZES, make_folder, make_tar, png_bytes, random_images, write_tar
 
 
 def opened(folder: Path, kind: str = "tar") -> Source:
@@ -28,7 +28,7 @@ def test_a_set_that_is_as_it_was(tmp_path: Path, name: str) -> None:
     kind = MAKERS[name](tmp_path).kind
     assert check_manifest(kind, tmp_path, "train", opened(tmp_path, kind)) == ""  # none there yet
     written(tmp_path, kind)
-    assert "11 pictures as verified" in check_manifest(kind, tmp_path, "train", opened(tmp_path, kind))
+    assert "11 images as verified" in check_manifest(kind, tmp_path, "train", opened(tmp_path, kind))
     assert compare_checksums(kind, tmp_path, "train") == (0 if kind == "folder" else 2)
 
 
@@ -46,8 +46,8 @@ def lose_a_shard(folder: Path) -> None:
 
 
 def add_a_shard(folder: Path) -> None:
-    picture = png_bytes(random_pictures(5, [(4, 4)], 3)[0])
-    write_tar(folder / "set-train-0002.tar", [("a.png", picture), ("a.cls", b"1")])
+    image = png_bytes(random_images(5, [(4, 4)], 3)[0])
+    write_tar(folder / "set-train-0002.tar", [("a.png", image), ("a.cls", b"1")])
 
 
 def rename_a_shard(folder: Path) -> None:
@@ -57,15 +57,15 @@ def rename_a_shard(folder: Path) -> None:
 def change_the_end(folder: Path) -> None:
     path = folder / "set-train-0001.tar"
     content = path.read_bytes()
-    path.write_bytes(content[:-1] + b"x")  # behind the end mark: no picture and no label differs
+    path.write_bytes(content[:-1] + b"x")  # behind the end mark: no image and no label differs
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (change_a_label, "checksum of the labels differs"),
-        (lose_a_shard, r"number of pictures differs .*\(4, the manifest says 11\)"),
-        (add_a_shard, "number of pictures differs"),
+        (lose_a_shard, r"number of images differs .*\(4, the manifest says 11\)"),
+        (add_a_shard, "number of images differs"),
         (rename_a_shard, "list of files differs"),
         (change_the_end, "checksum of the ends of set-train-0001.tar differs"),
     ],

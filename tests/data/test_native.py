@@ -17,7 +17,7 @@ from PIL import Image
 from megabatch.data import native as module
 from megabatch.data.geometry import reduction_for
 from megabatch.data.native import Native, build, find_libjpeg, native, why_not
-from tests.data.pictures import encoded, photograph, random_box, reference
+from tests.data.images import encoded, photograph, random_box, reference
 
 KINDS: dict[str, dict[str, Any]] = {
     "4:2:0": {"subsampling": 2},
@@ -37,14 +37,14 @@ def helper() -> Native:
     return found
 
 
-def scaled(picture: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
-    image = Image.fromarray(picture[:, :, 0] if picture.shape[2] == 1 else picture)
-    return np.asarray(image.resize((size[1], size[0]), Image.Resampling.BILINEAR)).reshape(*size, picture.shape[2])
+def scaled(image: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
+    pil = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
+    return np.asarray(pil.resize((size[1], size[0]), Image.Resampling.BILINEAR)).reshape(*size, image.shape[2])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("grey", [False, True])
-def test_a_part_of_a_picture_is_what_pillow_makes_of_it(helper: Native, kind: str, grey: bool) -> None:
+def test_a_part_of_a_image_is_what_pillow_makes_of_it(helper: Native, kind: str, grey: bool) -> None:
     rng = np.random.default_rng(1)
     for height, width in ((97, 131), (64, 64), (33, 17), (8, 200)):
         image = Image.fromarray(photograph(height, width))
@@ -64,31 +64,31 @@ def test_scaling_is_pillow_s(helper: Native, channels: int, mirror: bool) -> Non
     rng = np.random.default_rng(2)
     sizes = [(1, 1), (5, 3), (40, 60), (224, 224), (300, 41), (41, 300), (2, 400), (400, 2), (463, 459)]
     for height, width in sizes:
-        picture = rng.integers(0, 256, (height, width, channels), dtype=np.uint8)
+        image = rng.integers(0, 256, (height, width, channels), dtype=np.uint8)
         for size in ((1, 1), (8, 8), (224, 224), (31, 97), (height, width)):
             out = np.empty((*size, channels), dtype=np.uint8)
             whole = (0.0, 0.0, float(width), float(height))
-            assert helper.resize(picture, whole, mirror, out)
-            expected = scaled(picture, size)
+            assert helper.resize(image, whole, mirror, out)
+            expected = scaled(image, size)
             np.testing.assert_array_equal(
                 out, expected[:, ::-1] if mirror else expected, err_msg=f"{height} {width} {size}"
             )
 
 
 def test_a_fractional_box_and_a_view(helper: Native) -> None:
-    picture = photograph(90, 80)
+    image = photograph(90, 80)
     out = np.empty((20, 30, 3), dtype=np.uint8)
     box = (3.25, 4.5, 71.75, 80.0)
-    assert helper.resize(picture, box, False, out)
-    expected = Image.fromarray(picture).resize((30, 20), Image.Resampling.BILINEAR, box=box)
+    assert helper.resize(image, box, False, out)
+    expected = Image.fromarray(image).resize((30, 20), Image.Resampling.BILINEAR, box=box)
     np.testing.assert_array_equal(out, np.asarray(expected))
-    view = picture[10:60, 20:70]
+    view = image[10:60, 20:70]
     assert helper.resize(view, (0.0, 0.0, 50.0, 50.0), False, out)
     np.testing.assert_array_equal(out, scaled(view.copy(), (20, 30)))
     huge = np.zeros((2, 2000, 3), dtype=np.uint8)  # 2,000 pixels into one: more weights than it has room for
     assert not helper.resize(huge, (0.0, 0.0, 2000.0, 2.0), False, np.empty((1, 1, 3), dtype=np.uint8))
-    assert not helper.resize(picture[:, ::-1], (0.0, 0.0, 80.0, 90.0), False, out)
-    assert not helper.resize(picture[:, ::2], (0.0, 0.0, 40.0, 90.0), False, out)
+    assert not helper.resize(image[:, ::-1], (0.0, 0.0, 80.0, 90.0), False, out)
+    assert not helper.resize(image[:, ::2], (0.0, 0.0, 40.0, 90.0), False, out)
 
 
 def test_reduced_decoding_is_pillow_s_draft(helper: Native) -> None:
@@ -194,7 +194,7 @@ if {how!r} == "no libjpeg":
     native.find_libjpeg = lambda: None
 import numpy as np
 from megabatch.data.decode import crop_resized
-from tests.data.pictures import encoded, photograph, reference
+from tests.data.images import encoded, photograph, reference
 assert native.native() is None and native.why_not()
 out = np.empty((9, 9, 3), dtype=np.uint8)
 content = encoded(photograph(30, 40))

@@ -1,4 +1,4 @@
-"""The order of pictures against an independent Philox, and its properties as a permutation and a stream."""
+"""The order of images against an independent Philox, and its properties as a permutation and a stream."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def philox_keys(seed: int, epoch: int, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize(("seed", "epoch", "count"), [(0, 0, 10), (0, 1, 10), (1, 0, 10), (2**63 - 1, 89, 101)])
-def test_the_order_sorts_pictures_by_philox_keys(seed: int, epoch: int, count: int) -> None:
+def test_the_order_sorts_images_by_philox_keys(seed: int, epoch: int, count: int) -> None:
     keys = philox_keys(seed, epoch, count)
     assert epoch_order(seed, epoch, count).tolist() == sorted(range(count), key=keys.__getitem__)
 
 
 def test_golden_orders() -> None:
-    """These never change: a run resumed with a later version must see the same pictures in the same order."""
+    """These never change: a run resumed with a later version must see the same images in the same order."""
     assert epoch_order(0, 0, 10).tolist() == [0, 2, 9, 1, 8, 5, 4, 3, 6, 7]
     assert epoch_order(0, 1, 10).tolist() == [5, 3, 7, 8, 2, 4, 1, 0, 6, 9]
     assert epoch_order(7, 0, 10).tolist() == [8, 4, 1, 6, 3, 2, 7, 5, 9, 0]
@@ -56,8 +56,8 @@ def test_seeds_and_epochs_give_unlike_orders() -> None:
     assert epoch_order(1, 2, 50).tolist() != epoch_order(2, 1, 50).tolist()
 
 
-def test_a_place_in_the_order_does_not_favour_any_picture() -> None:
-    """Chi-squared of the first place over 2000 epochs and 10 pictures: 9 degrees of freedom, 33.7 has odds 1 : 10^4."""
+def test_a_place_in_the_order_does_not_favour_any_image() -> None:
+    """Chi-squared of the first place over 2000 epochs and 10 images: 9 degrees of freedom, 33.7 has odds 1 : 10^4."""
     firsts = np.bincount([epoch_order(3, epoch, 10)[0] for epoch in range(2000)], minlength=10)
     assert ((firsts - 200.0) ** 2 / 200.0).sum() < 33.7
 

@@ -12,10 +12,10 @@ from megabatch.data import pack as module
 from megabatch.data.encoded import HasBytes
 from megabatch.data.header import read_jpeg_header
 from megabatch.data.pack import Format, Packing, pack
-from megabatch.data.sources import PictureArray, Source, open_source
+from megabatch.data.sources import ImageArray, Source, open_source
 from megabatch.errors import DataError
 from tests.data.conftest import write_tar
-from tests.data.pictures import encoded, photograph, turned
+from tests.data.images import encoded, photograph, turned
 
 FORMATS: list[Format] = ["tar", "parquet", "raw"]
 
@@ -45,10 +45,10 @@ def sums(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_the_same_pictures_come_out(photographs: Source, tmp_path: Path, to: Format) -> None:
+def test_the_same_images_come_out(photographs: Source, tmp_path: Path, to: Format) -> None:
     done: list[int] = []
-    counts = pack(photographs, tmp_path / "out", "train", Packing(to, pictures_per_shard=4), 3, done.append)
-    assert (counts["pictures"], counts["shards"], counts["broken"], sum(done)) == (11, 3, 0, 11)
+    counts = pack(photographs, tmp_path / "out", "train", Packing(to, images_per_shard=4), 3, done.append)
+    assert (counts["images"], counts["shards"], counts["broken"], sum(done)) == (11, 3, 0, 11)
     packed = opened(tmp_path / "out", to)
     assert packed.labels.tolist() == photographs.labels.tolist()
     for index in range(11):
@@ -61,7 +61,7 @@ def test_the_same_pictures_come_out(photographs: Source, tmp_path: Path, to: For
 def test_bytes_do_not_depend_on_threads_or_interruptions(
     photographs: Source, tmp_path: Path, to: Format, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    packing = Packing(to, resize=32, pictures_per_shard=4)
+    packing = Packing(to, resize=32, images_per_shard=4)
     pack(photographs, tmp_path / "one", "train", packing, 1)
     real, calls = module._packed, []
 
@@ -81,7 +81,7 @@ def test_bytes_do_not_depend_on_threads_or_interruptions(
     assert sums(tmp_path / "two") == sums(tmp_path / "one")
 
 
-def test_smaller_pictures(photographs: Source, tmp_path: Path) -> None:
+def test_smaller_images(photographs: Source, tmp_path: Path) -> None:
     pack(photographs, tmp_path / "out", "train", Packing(resize=36, quality=80), 2)
     small = opened(tmp_path / "out", "tar")
     assert isinstance(small, HasBytes)
@@ -103,14 +103,14 @@ def test_smaller_pictures(photographs: Source, tmp_path: Path) -> None:
 
 def test_pixels_without_encoding_stay_exact(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (5, 6, 7, 1), dtype=np.uint8)
-    source = PictureArray("grey", pixels, [0, 1, 2, 1, 0])
+    source = ImageArray("grey", pixels, [0, 1, 2, 1, 0])
     pack(source, tmp_path, "train", Packing("tar"), 1)
     packed = open_source("tar", tmp_path, "train", channels=1)
     for index in range(5):
         np.testing.assert_array_equal(packed.read(index), pixels[index])
 
 
-def test_broken_pictures_are_left_out_and_listed(tmp_path: Path) -> None:
+def test_broken_images_are_left_out_and_listed(tmp_path: Path) -> None:
     members = []
     for i in range(6):
         content = b"" if i == 2 else encoded(photograph(20, 20, seed=i))
@@ -119,11 +119,11 @@ def test_broken_pictures_are_left_out_and_listed(tmp_path: Path) -> None:
     write_tar(tmp_path / "given" / "train-0.tar", members)
     source = open_source("tar", tmp_path / "given", "train", memory_limit_bytes=0)
     counts = pack(source, tmp_path / "out", "train", Packing(resize=10), 2, max_broken_share=0.5)
-    assert (counts["pictures"], counts["broken"]) == (5, 1)
+    assert (counts["images"], counts["broken"]) == (5, 1)
     assert opened(tmp_path / "out", "tar").labels.tolist() == [0, 1, 3, 4, 5]
     (line,) = (tmp_path / "out" / "train.broken.jsonl").read_text().splitlines()
     assert json.loads(line)["index"] == 2
-    with pytest.raises(DataError, match="1 of 6 pictures read were broken"):
+    with pytest.raises(DataError, match="1 of 6 images read were broken"):
         pack(source, tmp_path / "strict", "train", Packing(resize=10), 2, max_broken_share=0.0)
 
 

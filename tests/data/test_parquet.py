@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 
 from megabatch.data import parquet
-from megabatch.data.parquet import ParquetPictures, choose_files, open_parquet
-from megabatch.data.sources import PictureArray, Source, Split
+from megabatch.data.parquet import ParquetImages, choose_files, open_parquet
+from megabatch.data.sources import ImageArray, Source, Split
 from megabatch.errors import DataError
-from tests.data.conftest import MANY_SIZES, make_parquet, png_bytes, random_pictures, write_parquet
+from tests.data.conftest import MANY_SIZES, make_parquet, png_bytes, random_images, write_parquet
 
 PNG = png_bytes(np.arange(27, dtype=np.uint8).reshape(3, 3, 3))
 
@@ -93,7 +93,7 @@ def test_wrong_columns(tmp_path: Path, table: dict[str, Any], message: str) -> N
 
 def test_no_rows(tmp_path: Path) -> None:
     write_parquet(tmp_path / "train-0.parquet", [], pa.array([], type=pa.int64()))
-    with pytest.raises(DataError, match="has no pictures"):
+    with pytest.raises(DataError, match="has no images"):
         open_parquet(tmp_path, "train")
 
 
@@ -103,7 +103,7 @@ def test_not_a_parquet_file(tmp_path: Path) -> None:
         open_parquet(tmp_path, "train")
 
 
-def test_broken_pictures_are_named_by_row_and_file(tmp_path: Path) -> None:
+def test_broken_images_are_named_by_row_and_file(tmp_path: Path) -> None:
     out = io.BytesIO()
     Image.new("RGB", (64, 64), "red").save(out, "JPEG")
     write_parquet(tmp_path / "train-0.parquet", [PNG] * 4, [0] * 4)
@@ -111,18 +111,18 @@ def test_broken_pictures_are_named_by_row_and_file(tmp_path: Path) -> None:
     write_parquet(tmp_path / "train-1.parquet", encoded, [0] * 7)
     source = open_parquet(tmp_path, "train", memory_limit_bytes=0)
     source.read(7)
-    with pytest.raises(DataError, match=r"cannot decode the picture in row 4 of .*train-1\.parquet: .*[Tt]runcated"):
+    with pytest.raises(DataError, match=r"cannot decode the image in row 4 of .*train-1\.parquet: .*[Tt]runcated"):
         source.read(8)
-    with pytest.raises(DataError, match=r"picture in row 6 of .*train-1\.parquet has no bytes"):
+    with pytest.raises(DataError, match=r"image in row 6 of .*train-1\.parquet has no bytes"):
         source.read(10)
 
 
 def test_kept_row_groups_stay_within_the_limit(tmp_path: Path) -> None:
     made = make_parquet(tmp_path, MANY_SIZES, 0)
-    assert made.pictures is not None
-    group_bytes = sum(len(png_bytes(p)) for p in made.pictures["train"][:3])
+    assert made.images is not None
+    group_bytes = sum(len(png_bytes(p)) for p in made.images["train"][:3])
     files, _ = choose_files(tmp_path, "train")
-    source = ParquetPictures(
+    source = ParquetImages(
         "x",
         files,
         channels=3,
@@ -132,7 +132,7 @@ def test_kept_row_groups_stay_within_the_limit(tmp_path: Path) -> None:
         memory_limit_bytes=2 * group_bytes,
     )
     for index in np.random.default_rng(0).integers(0, 11, 200).tolist():
-        np.testing.assert_array_equal(source.read(index), made.pictures["train"][index])
+        np.testing.assert_array_equal(source.read(index), made.images["train"][index])
         held = sum(group.nbytes for group in source._kept.values())
         assert source._kept_bytes == held
         assert held <= 2 * group_bytes or len(source._kept) == 1
@@ -147,23 +147,23 @@ def test_a_vanished_file_is_named(tmp_path: Path) -> None:
 
 
 def test_many_rows_in_odd_row_groups(tmp_path: Path) -> None:
-    pictures = random_pictures(5, [(4, 4)] * 601, 3)
-    write_parquet(tmp_path / "train-0.parquet", [png_bytes(p) for p in pictures], [i % 7 for i in range(601)], 13)
+    images = random_images(5, [(4, 4)] * 601, 3)
+    write_parquet(tmp_path / "train-0.parquet", [png_bytes(p) for p in images], [i % 7 for i in range(601)], 13)
     source = open_parquet(tmp_path, "train")
-    assert isinstance(source, PictureArray)
-    np.testing.assert_array_equal(source.pictures, np.stack(pictures))
+    assert isinstance(source, ImageArray)
+    np.testing.assert_array_equal(source.images, np.stack(images))
 
 
-def test_cifar10_test_pictures(cifar10: Path, cifar10_val: Source) -> None:
+def test_cifar10_test_images(cifar10: Path, cifar10_val: Source) -> None:
     source = cifar10_val
-    assert isinstance(source, PictureArray)
-    assert source.pictures.shape == (10_000, 32, 32, 3)
+    assert isinstance(source, ImageArray)
+    assert source.images.shape == (10_000, 32, 32, 3)
     assert np.bincount(source.labels).tolist() == [1000] * 10
-    # The red, green and blue means of the CIFAR-10 test pictures, which the re-encoding hardly moves.
-    means = source.pictures.mean(axis=(0, 1, 2)) / 255
+    # The red, green and blue means of the CIFAR-10 test images, which the re-encoding hardly moves.
+    means = source.images.mean(axis=(0, 1, 2)) / 255
     np.testing.assert_allclose(means, [0.494, 0.485, 0.450], atol=0.004)
     on_demand = open_parquet(cifar10, "val", memory_limit_bytes=4 * 2**20)
-    assert isinstance(on_demand, ParquetPictures)
+    assert isinstance(on_demand, ParquetImages)
     for index in (0, 999, 1000, 5432, 9999):
         np.testing.assert_array_equal(on_demand.read(index), source.read(index))
 
@@ -172,7 +172,7 @@ def test_photographs_of_many_sizes(real_data: Path) -> None:
     if not (real_data / "imagenet-photos").is_dir():
         pytest.skip(f"no imagenet-photos in {real_data}")
     source = open_parquet(real_data / "imagenet-photos", "train", num_classes=1000)
-    assert isinstance(source, ParquetPictures)
+    assert isinstance(source, ParquetImages)
     assert source.labels.tolist() == sorted(set(source.labels.tolist()))
     assert len({source.read(index).shape for index in range(0, 240, 24)}) > 1
 

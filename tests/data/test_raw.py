@@ -14,12 +14,12 @@ from tests.data.conftest import MANY_SIZES, make_raw
 def test_reading_is_a_view_of_the_file(tmp_path: Path) -> None:
     given = make_raw(tmp_path, MANY_SIZES)
     source = open_raw(tmp_path, "train")
-    picture = source.read(3)
-    assert type(picture) is np.ndarray
-    assert not picture.flags.writeable
-    assert not picture.flags.owndata
+    image = source.read(3)
+    assert type(image) is np.ndarray
+    assert not image.flags.writeable
+    assert not image.flags.owndata
     assert len(pickle.dumps(source)) < 10_000  # the pixels stay where they are
-    assert given.pictures is not None
+    assert given.images is not None
 
 
 @pytest.mark.parametrize("change", ["cut", "grow", "no table", "broken table"])

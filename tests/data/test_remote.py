@@ -16,7 +16,7 @@ from megabatch.data.pack import Packing, pack
 from megabatch.data.remote import BlockCache, RemoteFiles, is_remote, open_remote_tar
 from megabatch.data.sources import open_source
 from megabatch.errors import ConfigError, DataError
-from tests.data.conftest import MANY_SIZES, PictureSet, make_tar
+from tests.data.conftest import MANY_SIZES, ImageSet, make_tar
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def upload(system: Any, folder: Path) -> None:
 
 
 @pytest.fixture
-def given(tmp_path: Path, store: Any) -> PictureSet:
+def given(tmp_path: Path, store: Any) -> ImageSet:
     (tmp_path / "local").mkdir()
     made = make_tar(tmp_path / "local", MANY_SIZES, 0)
     upload(store, tmp_path / "local")
@@ -47,14 +47,14 @@ def opened(tmp_path: Path, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("block_bytes", [700, 10_000, 10**7])
-def test_pictures_come_through_the_cache(tmp_path: Path, given: PictureSet, store: Any, block_bytes: int) -> None:
+def test_images_come_through_the_cache(tmp_path: Path, given: ImageSet, store: Any, block_bytes: int) -> None:
     source = opened(tmp_path, block_bytes=block_bytes)
     assert source.labels.tolist() == given.labels["train"]
-    assert given.pictures is not None
-    for index, expected in enumerate(given.pictures["train"]):
+    assert given.images is not None
+    for index, expected in enumerate(given.images["train"]):
         np.testing.assert_array_equal(source.read(index), expected)
     store.rm("/bucket", recursive=True)
-    for index, expected in enumerate(given.pictures["train"]):  # all of it is here now
+    for index, expected in enumerate(given.images["train"]):  # all of it is here now
         np.testing.assert_array_equal(source.read(index), expected)
     assert "memory://" in source.name_of(0)
 
@@ -74,38 +74,38 @@ def test_the_cache_keeps_its_limit_and_what_was_used_last(tmp_path: Path) -> Non
     assert cache.get("b/1") == b"x" * 150
 
 
-def test_a_small_cache_still_gives_all_pictures(tmp_path: Path, given: PictureSet) -> None:
+def test_a_small_cache_still_gives_all_images(tmp_path: Path, given: ImageSet) -> None:
     source = opened(tmp_path, block_bytes=512, cache_limit_bytes=2048)
-    assert given.pictures is not None
+    assert given.images is not None
     for _ in range(2):
-        for index, expected in enumerate(given.pictures["train"]):
+        for index, expected in enumerate(given.images["train"]):
             np.testing.assert_array_equal(source.read(index), expected)
     kept = sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*") if path.is_file())
     assert kept <= 2048 + 512
 
 
-def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path: Path, given: PictureSet) -> None:
+def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path: Path, given: ImageSet) -> None:
     (tmp_path / "file").write_text("in the way")
     source = open_remote_tar("memory://bucket/set", "val", cache_folder=tmp_path / "file", memory_limit_bytes=0)
-    assert given.pictures is not None
-    np.testing.assert_array_equal(source.read(4), given.pictures["val"][4])
+    assert given.images is not None
+    np.testing.assert_array_equal(source.read(4), given.images["val"][4])
 
 
-def test_a_damaged_block_is_fetched_again(tmp_path: Path, given: PictureSet) -> None:
+def test_a_damaged_block_is_fetched_again(tmp_path: Path, given: ImageSet) -> None:
     source = opened(tmp_path)
     source.read(0)
     for path in (tmp_path / "cache").rglob("*"):
         if path.is_file():
             path.write_bytes(b"short")
-    assert given.pictures is not None
-    np.testing.assert_array_equal(source.read(0), given.pictures["train"][0])
+    assert given.images is not None
+    np.testing.assert_array_equal(source.read(0), given.images["train"][0])
 
 
 def test_the_index_beside_the_shards_is_used(
-    tmp_path: Path, given: PictureSet, store: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, given: ImageSet, store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     local = open_source("tar", given.path, "train", memory_limit_bytes=0)
-    pack(local, tmp_path / "packed", "train", Packing(pictures_per_shard=4), 1)
+    pack(local, tmp_path / "packed", "train", Packing(images_per_shard=4), 1)
     store.rm("/bucket", recursive=True)
     upload(store, tmp_path / "packed")
     with monkeypatch.context() as patch:

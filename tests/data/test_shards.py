@@ -10,12 +10,12 @@ import pytest
 from megabatch.data import shards
 from megabatch.data.files import LocalFiles
 from megabatch.data.shards import index_shards, open_tar, split_of_names
-from megabatch.data.sources import Source, picture_name
+from megabatch.data.sources import Source, image_name
 from megabatch.errors import DataError
-from tests.data.conftest import png_bytes, random_pictures, write_tar
+from tests.data.conftest import png_bytes, random_images, write_tar
 
-PICTURE = random_pictures(3, [(6, 7)], 3)[0]
-ENCODED = png_bytes(PICTURE)
+IMAGE = random_images(3, [(6, 7)], 3)[0]
+ENCODED = png_bytes(IMAGE)
 
 
 def opened(folder: Path, *members: tuple[str, bytes]) -> Source:
@@ -38,18 +38,18 @@ def test_keys_labels_and_strangers(tmp_path: Path) -> None:
         ("y.webp", ENCODED),
     )
     assert source.labels.tolist() == [4, 1, 2]
-    assert [picture_name(source, i).split(" in ")[0] for i in range(3)] == ["n01/x.PNG", "n02/x.jpeg", "y.webp"]
-    assert picture_name(source, 0).endswith("train-0.tar")
+    assert [image_name(source, i).split(" in ")[0] for i in range(3)] == ["n01/x.PNG", "n02/x.jpeg", "y.webp"]
+    assert image_name(source, 0).endswith("train-0.tar")
     for index in range(3):
-        np.testing.assert_array_equal(source.read(index), PICTURE)
+        np.testing.assert_array_equal(source.read(index), IMAGE)
 
 
 @pytest.mark.parametrize(
     ("members", "message"),
     [
         ([("a.png", ENCODED)], "sample 'a' has no .cls or .json member"),
-        ([("a.cls", b"1")], "sample 'a' has 0 pictures, one is needed"),
-        ([("a.png", ENCODED), ("a.jpg", ENCODED), ("a.cls", b"1")], "sample 'a' has 2 pictures"),
+        ([("a.cls", b"1")], "sample 'a' has 0 images, one is needed"),
+        ([("a.png", ENCODED), ("a.jpg", ENCODED), ("a.cls", b"1")], "sample 'a' has 2 images"),
         ([("a.png", ENCODED), ("a.cls", b"cat")], "sample 'a' has the label 'cat' in .cls; an integer from 0"),
         ([("a.png", ENCODED), ("a.cls", b"")], "sample 'a' has the label '' in .cls"),
         ([("a.png", ENCODED), ("a.cls", b"\xff\xfe")], "sample 'a' has the label"),
@@ -58,8 +58,8 @@ def test_keys_labels_and_strangers(tmp_path: Path) -> None:
         ([("a.png", ENCODED), ("a.json", b"[3]")], "in .json; an integer"),
         ([("a.png", ENCODED), ("a.json", b'{"class": 1')], "in .json; an integer"),
         ([("a.png", ENCODED), ("a.cls", b"-1")], "label at index 0 .* is -1"),
-        ([("a.txt", b"text")], "has no pictures"),
-        # The label of another picture between the two: the shard was not sorted by name.
+        ([("a.txt", b"text")], "has no images"),
+        # The label of another image between the two: the shard was not sorted by name.
         ([("a.png", ENCODED), ("b.cls", b"1"), ("b.png", ENCODED), ("a.cls", b"1")], "sample 'a' has no .cls"),
     ],
 )

@@ -27,12 +27,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_pack_verify_compare(folder: Path, tmp_path: Path) -> None:
-    code, said = run("data", "pack", folder, tmp_path / "out", "--pictures-per-shard", 4)
+    code, said = run("data", "pack", folder, tmp_path / "out", "--images-per-shard", 4)
     assert code == 0
-    assert "train: 11 pictures" in said
+    assert "train: 11 images" in said
     assert "in 3 files" in said
-    assert "val: 5 pictures" in said
-    code, said = run("data", "pack", folder, tmp_path / "out", "--pictures-per-shard", 4, "--json")
+    assert "val: 5 images" in said
+    code, said = run("data", "pack", folder, tmp_path / "out", "--images-per-shard", 4, "--json")
     assert json.loads(said)["train"]["kept_shards"] == 3
     code, said = run("data", "verify", tmp_path / "out")
     assert code == 0
@@ -46,12 +46,12 @@ def test_pack_verify_compare(folder: Path, tmp_path: Path) -> None:
         run("data", "verify", tmp_path / "out", "--checksums")
 
 
-def test_broken_pictures_are_shown_and_change_the_exit_code(folder: Path) -> None:
+def test_broken_images_are_shown_and_change_the_exit_code(folder: Path) -> None:
     (folder / "train" / "bee" / "005.png").write_bytes(b"")
     code, said = run("data", "verify", folder, "--no-manifest")
     assert code == 1
     assert "1 broken" in said
-    assert "5: cannot decode the picture" in said
+    assert "5: cannot decode the image" in said
     assert not list(folder.glob("megabatch-manifest*"))
     code, said = run("data", "verify", folder, "--split", "train", "--json")
     assert json.loads(said)["train"]["broken"][0]["index"] == 5
@@ -61,7 +61,7 @@ def test_broken_pictures_are_shown_and_change_the_exit_code(folder: Path) -> Non
 @pytest.mark.parametrize("to", ["parquet", "raw"])
 def test_other_formats(folder: Path, tmp_path: Path, to: str) -> None:
     code, said = run("data", "pack", folder, tmp_path / "out", "--to", to, "--split", "val")
-    assert (code, said.startswith("val: 5 pictures")) == (0, True)
+    assert (code, said.startswith("val: 5 images")) == (0, True)
     assert list((tmp_path / "out").glob(f"val-*.{to}"))
 
 
@@ -74,18 +74,18 @@ def test_mistakes(folder: Path, tmp_path: Path) -> None:
 
 def test_bench(folder: Path) -> None:
     code, said = run(
-        "bench", "data", folder, "--image-size", 16, "--pictures", 6, "--rounds", 2, "--need", 1000, "--alter"
+        "bench", "data", folder, "--image-size", 16, "--images", 6, "--rounds", 2, "--need", 1000, "--alter"
     )
     assert code == 0
     for word in (
-        "pictures per core and second",
+        "images per core and second",
         "read",
         "decode",
         "augment",
         "collate",
-        "1,000 pictures a second need",
+        "1,000 images a second need",
     ):
         assert word in said
-    code, said = run("bench", "data", "--image-size", 16, "--pictures", 6, "--rounds", 2, "--crop", "pad", "--json")
+    code, said = run("bench", "data", "--image-size", 16, "--images", 6, "--rounds", 2, "--crop", "pad", "--json")
     table = json.loads(said)
-    assert table["cores"] == pytest.approx(2500 / table["pictures_per_core_second"])
+    assert table["cores"] == pytest.approx(2500 / table["images_per_core_second"])

@@ -11,30 +11,30 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from megabatch.data.decode import decode_picture
+from megabatch.data.decode import decode_image
 from megabatch.data.encoded import HasBytes
 from megabatch.data.sources import (
     KINDS,
-    PictureArray,
+    ImageArray,
     Source,
     Split,
     check_same_classes,
     checked_labels,
+    image_name,
     in_memory,
     open_source,
-    picture_name,
 )
 from megabatch.errors import ConfigError, DataError
-from tests.data.conftest import MAKERS, PictureSet
+from tests.data.conftest import MAKERS, ImageSet
 
 SPLITS: tuple[Split, ...] = ("train", "val")
 
 
-def opened(given: PictureSet, split: Split, **more: Any) -> Source:
+def opened(given: ImageSet, split: Split, **more: Any) -> Source:
     return open_source(given.kind, given.path, split, **{**given.options, **more})
 
 
-def all_pictures(source: Source) -> list[NDArray[np.uint8]]:
+def all_images(source: Source) -> list[NDArray[np.uint8]]:
     return [source.read(index) for index in range(len(source))]
 
 
@@ -50,73 +50,73 @@ def test_every_kind_is_in_the_suite(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_labels_classes_channels_and_name(picture_set: PictureSet, split: Split) -> None:
-    source = opened(picture_set, split)
+def test_labels_classes_channels_and_name(image_set: ImageSet, split: Split) -> None:
+    source = opened(image_set, split)
     assert source.labels.dtype == np.int64
-    assert source.labels.tolist() == picture_set.labels[split]
-    assert len(source) == len(picture_set.labels[split])
-    assert source.num_classes == picture_set.num_classes
-    assert source.channels == picture_set.channels
+    assert source.labels.tolist() == image_set.labels[split]
+    assert len(source) == len(image_set.labels[split])
+    assert source.num_classes == image_set.num_classes
+    assert source.channels == image_set.channels
     assert source.name
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_pictures_are_uint8_and_the_right_ones(picture_set: PictureSet, split: Split) -> None:
-    source = opened(picture_set, split)
+def test_images_are_uint8_and_the_right_ones(image_set: ImageSet, split: Split) -> None:
+    source = opened(image_set, split)
     for index in range(len(source)):
-        picture = source.read(index)
-        assert picture.dtype == np.uint8
-        assert picture.ndim == 3
-        assert picture.shape[2] == source.channels
-        if picture_set.pictures is not None:
-            np.testing.assert_array_equal(picture, picture_set.pictures[split][index])
+        image = source.read(index)
+        assert image.dtype == np.uint8
+        assert image.ndim == 3
+        assert image.shape[2] == source.channels
+        if image_set.images is not None:
+            np.testing.assert_array_equal(image, image_set.images[split][index])
 
 
-def test_reading_depends_on_the_index_alone(picture_set: PictureSet) -> None:
-    first, second = opened(picture_set, "train"), opened(picture_set, "train")
-    forward = all_pictures(first)
+def test_reading_depends_on_the_index_alone(image_set: ImageSet) -> None:
+    first, second = opened(image_set, "train"), opened(image_set, "train")
+    forward = all_images(first)
     for index in reversed(range(len(second))):
         np.testing.assert_array_equal(second.read(index), forward[index])
         np.testing.assert_array_equal(first.read(index), forward[index])
 
 
-def test_reading_from_threads(picture_set: PictureSet) -> None:
-    source = opened(picture_set, "train")
-    expected = all_pictures(opened(picture_set, "train"))
+def test_reading_from_threads(image_set: ImageSet) -> None:
+    source = opened(image_set, "train")
+    expected = all_images(opened(image_set, "train"))
     indices = [index for _ in range(8) for index in range(len(source))]
     with ThreadPoolExecutor(4) as pool:
-        for index, picture in zip(indices, pool.map(source.read, indices), strict=True):
-            np.testing.assert_array_equal(picture, expected[index])
+        for index, image in zip(indices, pool.map(source.read, indices), strict=True):
+            np.testing.assert_array_equal(image, expected[index])
 
 
-def test_a_reader_cannot_change_the_source(picture_set: PictureSet) -> None:
-    source = opened(picture_set, "train")
-    picture = source.read(1)
-    before = picture.copy()
-    if picture.flags.writeable:
-        picture[:] = 255 - picture
+def test_a_reader_cannot_change_the_source(image_set: ImageSet) -> None:
+    source = opened(image_set, "train")
+    image = source.read(1)
+    before = image.copy()
+    if image.flags.writeable:
+        image[:] = 255 - image
     np.testing.assert_array_equal(source.read(1), before)
 
 
-def test_splits_hold_different_pictures_and_agree_about_classes(picture_set: PictureSet) -> None:
-    train, val = opened(picture_set, "train"), opened(picture_set, "val")
+def test_splits_hold_different_images_and_agree_about_classes(image_set: ImageSet) -> None:
+    train, val = opened(image_set, "train"), opened(image_set, "val")
     check_same_classes(train, val)
-    known = {picture.tobytes() for picture in all_pictures(train)}
-    assert not any(picture.tobytes() in known for picture in all_pictures(val))
+    known = {image.tobytes() for image in all_images(train)}
+    assert not any(image.tobytes() in known for image in all_images(val))
 
 
-def test_encoded_pictures_are_handed_out_and_named(picture_set: PictureSet) -> None:
-    source = opened(picture_set, "train")
-    names = {picture_name(source, index) for index in range(len(source))}
+def test_encoded_images_are_handed_out_and_named(image_set: ImageSet) -> None:
+    source = opened(image_set, "train")
+    names = {image_name(source, index) for index in range(len(source))}
     assert len(names) == len(source)
     if isinstance(source, HasBytes):
         for index in range(len(source)):
-            decoded = decode_picture(source.read_bytes(index), source.channels, "x")
+            decoded = decode_image(source.read_bytes(index), source.channels, "x")
             np.testing.assert_array_equal(decoded, source.read(index))
 
 
-def test_a_source_can_be_sent_to_another_process(picture_set: PictureSet) -> None:
-    source = opened(picture_set, "train")
+def test_a_source_can_be_sent_to_another_process(image_set: ImageSet) -> None:
+    source = opened(image_set, "train")
     source.read(0)
     arrived = pickle.loads(pickle.dumps(source))
     assert arrived.labels.tolist() == source.labels.tolist()
@@ -125,22 +125,22 @@ def test_a_source_can_be_sent_to_another_process(picture_set: PictureSet) -> Non
 
 
 # Generated labels follow from the number of classes, so they cannot exceed it.
-@pytest.mark.parametrize("picture_set", sorted(n for n in MAKERS if "generated" not in n), indirect=True)
-def test_too_few_classes_name_the_first_offending_label(picture_set: PictureSet) -> None:
-    too_few = picture_set.num_classes - 1
-    labels = picture_set.labels["train"]
+@pytest.mark.parametrize("image_set", sorted(n for n in MAKERS if "generated" not in n), indirect=True)
+def test_too_few_classes_name_the_first_offending_label(image_set: ImageSet) -> None:
+    too_few = image_set.num_classes - 1
+    labels = image_set.labels["train"]
     index = next(i for i, label in enumerate(labels) if label >= too_few)
     with pytest.raises(DataError, match=f"index {index} .* is {labels[index]}; labels must be 0 .. {too_few - 1}"):
-        opened(picture_set, "train", num_classes=too_few)
+        opened(image_set, "train", num_classes=too_few)
 
 
-def test_more_classes_than_seen_are_allowed(picture_set: PictureSet) -> None:
-    assert opened(picture_set, "val", num_classes=17).num_classes == 17
+def test_more_classes_than_seen_are_allowed(image_set: ImageSet) -> None:
+    assert opened(image_set, "val", num_classes=17).num_classes == 17
 
 
-def test_unknown_option_is_refused_with_the_nearest(picture_set: PictureSet) -> None:
+def test_unknown_option_is_refused_with_the_nearest(image_set: ImageSet) -> None:
     with pytest.raises(ConfigError, match=r"no option 'num_clases' .*; did you mean 'num_classes'"):
-        opened(picture_set, "train", num_clases=3)
+        opened(image_set, "train", num_clases=3)
 
 
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - {"generated"}))
@@ -185,22 +185,22 @@ def test_unknown_kind_and_split(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "num_pictures", "num_classes", "message"),
+    ("labels", "num_images", "num_classes", "message"),
     [
-        ([0, 1], 3, None, "3 pictures and 2 labels: the picture at index 2 has no label"),
-        ([0, 1, 7, 1], 2, None, "2 pictures and 4 labels: label 7 at index 2 has no picture"),
+        ([0, 1], 3, None, "3 images and 2 labels: the image at index 2 has no label"),
+        ([0, 1, 7, 1], 2, None, "2 images and 4 labels: label 7 at index 2 has no image"),
         ([0, -1, 1], 3, None, "label at index 1 of x is -1; labels must be 0 .. 1"),
         ([0, 1, 5, 6], 4, 5, "label at index 2 of x is 5; labels must be 0 .. 4, or num_classes larger than 5"),
         ([0.0, 1.0], 2, None, "label at index 0 of x is .*0.0.*; labels must be integers"),
         (["cat", "dog"], 2, None, "label at index 0 of x is .*'cat'.*; labels must be integers"),
         ([[0], [1]], 2, None, "labels of x have shape"),
-        ([], 0, None, "x has no pictures"),
+        ([], 0, None, "x has no images"),
         ([0], 1, 0, "num_classes is 0"),
     ],
 )
-def test_wrong_labels(labels: list[Any], num_pictures: int, num_classes: int | None, message: str) -> None:
+def test_wrong_labels(labels: list[Any], num_images: int, num_classes: int | None, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        checked_labels("x", labels, num_pictures, num_classes)
+        checked_labels("x", labels, num_images, num_classes)
 
 
 def test_labels_become_int64_and_count_the_classes() -> None:
@@ -213,17 +213,17 @@ def test_labels_become_int64_and_count_the_classes() -> None:
 def test_splits_that_disagree() -> None:
     grey, colour = np.zeros((2, 3, 3, 1), dtype=np.uint8), np.zeros((2, 3, 3, 3), dtype=np.uint8)
     with pytest.raises(DataError, match="num_classes is 2 in a but 3 in b"):
-        check_same_classes(PictureArray("a", grey, [0, 1]), PictureArray("b", grey, [0, 2]))
+        check_same_classes(ImageArray("a", grey, [0, 1]), ImageArray("b", grey, [0, 2]))
     with pytest.raises(DataError, match="channels is 1 in a but 3 in b"):
-        check_same_classes(PictureArray("a", grey, [0, 1]), PictureArray("b", colour, [0, 1]))
+        check_same_classes(ImageArray("a", grey, [0, 1]), ImageArray("b", colour, [0, 1]))
 
 
 # --- memory ---
 
 
-def test_picture_array_is_read_only_but_leaves_the_given_array_alone() -> None:
+def test_image_array_is_read_only_but_leaves_the_given_array_alone() -> None:
     given = np.zeros((2, 3, 3, 1), dtype=np.uint8)
-    source = PictureArray("a", given, [0, 1])
+    source = ImageArray("a", given, [0, 1])
     with pytest.raises(ValueError, match="read-only"):
         source.read(0)[0, 0, 0] = 1
     assert given.flags.writeable
@@ -232,16 +232,16 @@ def test_picture_array_is_read_only_but_leaves_the_given_array_alone() -> None:
 def test_in_memory_respects_the_limit_to_the_byte(tmp_path: Path) -> None:
     lazy = opened(MAKERS["folder-on-demand"](tmp_path), "train")
     needed = len(lazy) * lazy.read(0).size
-    assert isinstance(in_memory(lazy, needed), PictureArray)
+    assert isinstance(in_memory(lazy, needed), ImageArray)
     assert in_memory(lazy, needed - 1) is lazy
 
 
 @pytest.mark.parametrize("name", ["ant/000.png", "bee/006.png"])
-def test_in_memory_leaves_broken_pictures_to_whoever_reads_them(tmp_path: Path, name: str) -> None:
+def test_in_memory_leaves_broken_images_to_whoever_reads_them(tmp_path: Path, name: str) -> None:
     MAKERS["folder-in-memory"](tmp_path)
     (tmp_path / "train" / name).write_bytes(b"broken")
     source = open_source("folder", tmp_path, "train")
-    assert not isinstance(source, PictureArray)
+    assert not isinstance(source, ImageArray)
     assert len(source) == 11
 
 
@@ -251,7 +251,7 @@ def test_remote_addresses_are_for_tar_alone() -> None:
 
 
 def test_in_memory_gives_up_on_a_late_odd_size() -> None:
-    pictures = [np.full((2, 2, 1), i % 256, dtype=np.uint8) for i in range(1000)]
+    images = [np.full((2, 2, 1), i % 256, dtype=np.uint8) for i in range(1000)]
 
     class Listed:
         name, num_classes, channels = "listed", 1, 1
@@ -261,11 +261,11 @@ def test_in_memory_gives_up_on_a_late_odd_size() -> None:
             return 1000
 
         def read(self, index: int) -> NDArray[np.uint8]:
-            return pictures[index]
+            return images[index]
 
     listed = Listed()
     kept = in_memory(listed)
-    assert isinstance(kept, PictureArray)
-    np.testing.assert_array_equal(kept.pictures, np.stack(pictures))
-    pictures[999] = np.zeros((3, 2, 1), dtype=np.uint8)
+    assert isinstance(kept, ImageArray)
+    np.testing.assert_array_equal(kept.images, np.stack(images))
+    images[999] = np.zeros((3, 2, 1), dtype=np.uint8)
     assert in_memory(listed) is listed

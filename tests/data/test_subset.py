@@ -1,4 +1,4 @@
-"""Fixed parts of a set: same mix of classes, never the same picture twice, independent of seeds; and area averaging."""
+"""Fixed parts of a set: same mix of classes, never the same image twice, independent of seeds; and area averaging."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megabatch.data.encoded import HasBytes
-from megabatch.data.sources import PictureArray, open_source
+from megabatch.data.sources import ImageArray, open_source
 from megabatch.data.subset import EncodedSubset, Subset, downscale, limit_and_hold_out, mixed_order
 from megabatch.errors import DataError
 from tests.data.conftest import MANY_SIZES, make_folder
@@ -20,11 +20,11 @@ from tests.data.conftest import MANY_SIZES, make_folder
 GOLDEN = [5, 0, 1, 2, 4, 11, 8, 3, 6, 7, 10, 9]
 
 
-def numbered(labels: list[int], size: int = 8) -> PictureArray:
-    """Pictures whose first pixel is their own number."""
-    pictures = np.zeros((len(labels), size, size, 1), dtype=np.uint8)
-    pictures[:, 0, 0, 0] = np.arange(len(labels))
-    return PictureArray("numbered", pictures, labels, num_classes=4)
+def numbered(labels: list[int], size: int = 8) -> ImageArray:
+    """Images whose first pixel is their own number."""
+    images = np.zeros((len(labels), size, size, 1), dtype=np.uint8)
+    images[:, 0, 0, 0] = np.arange(len(labels))
+    return ImageArray("numbered", images, labels, num_classes=4)
 
 
 def numbers(source: Any) -> list[int]:
@@ -48,7 +48,7 @@ def test_the_order_is_mixed_and_never_changes() -> None:
     assert mixed_order(labels).tolist() != sorted(GOLDEN)
 
 
-def test_limited_and_held_out_pictures_never_meet() -> None:
+def test_limited_and_held_out_images_never_meet() -> None:
     source = numbered([0, 1, 2, 3] * 30)
     train, held_out = limit_and_hold_out(source, 40, 20)
     assert held_out is not None
@@ -70,7 +70,7 @@ def test_all_that_is_not_held_out_and_nothing_asked() -> None:
 class OnDemand:
     """A source that decodes when asked, and counts it."""
 
-    def __init__(self, source: PictureArray) -> None:
+    def __init__(self, source: ImageArray) -> None:
         self.name, self.num_classes, self.channels, self.labels = "on demand", 4, 1, source.labels
         self._source = source
         self.reads = 0
@@ -83,10 +83,10 @@ class OnDemand:
         return self._source.read(index)
 
 
-def test_only_the_chosen_pictures_are_decoded() -> None:
+def test_only_the_chosen_images_are_decoded() -> None:
     source = OnDemand(numbered([0, 1, 2, 3] * 30))
     train, _ = limit_and_hold_out(source, 12, 0)
-    assert isinstance(train, PictureArray)
+    assert isinstance(train, ImageArray)
     assert source.reads <= 13  # one more to see the size
     assert [source.labels[number] for number in numbers(train)] == train.labels.tolist()
 
@@ -99,31 +99,31 @@ def test_a_subset_reads_through() -> None:
 
 @pytest.mark.parametrize(("limit", "held_out"), [(121, 0), (100, 21), (0, 120)])
 def test_more_than_there_is(limit: int, held_out: int) -> None:
-    with pytest.raises(DataError, match="need more pictures than the 120 of numbered; ask for fewer"):
+    with pytest.raises(DataError, match="need more images than the 120 of numbered; ask for fewer"):
         limit_and_hold_out(numbered([0, 1, 2, 3] * 30), limit, held_out)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_downscaling_averages_areas(channels: int) -> None:
-    pictures = np.random.default_rng(1).integers(0, 256, (5, 28, 28, channels), dtype=np.uint8)
-    small = downscale(PictureArray("x", pictures, [0, 1, 2, 3, 0]), 14)
-    assert isinstance(small, PictureArray)
-    exact = pictures.reshape(5, 14, 2, 14, 2, channels).astype(np.float64).mean(axis=(2, 4))
-    assert small.pictures.shape == (5, 14, 14, channels)
+    images = np.random.default_rng(1).integers(0, 256, (5, 28, 28, channels), dtype=np.uint8)
+    small = downscale(ImageArray("x", images, [0, 1, 2, 3, 0]), 14)
+    assert isinstance(small, ImageArray)
+    exact = images.reshape(5, 14, 2, 14, 2, channels).astype(np.float64).mean(axis=(2, 4))
+    assert small.images.shape == (5, 14, 14, channels)
     # Pillow rounds after the rows and again after the columns.
-    assert np.abs(small.pictures - exact).max() <= 1.0
+    assert np.abs(small.images - exact).max() <= 1.0
     assert small.labels.tolist() == [0, 1, 2, 3, 0]
 
 
-def test_small_pictures_stay_and_odd_ones_are_refused() -> None:
+def test_small_images_stay_and_odd_ones_are_refused() -> None:
     source = numbered([0, 1, 2], size=12)
     assert downscale(source, 12) is source
-    wide = PictureArray("wide", np.zeros((2, 8, 10, 1), dtype=np.uint8), [0, 1])
-    with pytest.raises(DataError, match="needs square pictures of one size"):
+    wide = ImageArray("wide", np.zeros((2, 8, 10, 1), dtype=np.uint8), [0, 1])
+    with pytest.raises(DataError, match="needs square images of one size"):
         downscale(wide, 8)
 
 
-def test_a_part_of_encoded_pictures_hands_out_their_bytes(tmp_path: Path) -> None:
+def test_a_part_of_encoded_images_hands_out_their_bytes(tmp_path: Path) -> None:
     whole = open_source("folder", make_folder(tmp_path, MANY_SIZES, 0).path, "train", memory_limit_bytes=0)
     part = EncodedSubset("part", whole, np.array([7, 2]))
     assert isinstance(whole, HasBytes)

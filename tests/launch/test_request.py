@@ -17,12 +17,12 @@ def request(**given: Any) -> LaunchRequest:
 
 
 def test_words_always_resume_and_carry_every_setting() -> None:
-    words = train_words(request(data="/pictures", grid="2x4", overrides=("train.epochs=1", "model.name=x")))
+    words = train_words(request(data="/images", grid="2x4", overrides=("train.epochs=1", "model.name=x")))
     assert words == [
-        *("train", "demo", "--output", "/shared/runs/a", "--resume", "--data", "/pictures", "--grid", "2x4"),
+        *("train", "demo", "--output", "/shared/runs/a", "--resume", "--data", "/images", "--grid", "2x4"),
         *("--set", "train.epochs=1", "--set", "model.name=x"),
     ]
-    assert request().num_workers == 8
+    assert request().world_size == 8
     assert folder_of(request()) == "/shared/runs"
 
 

@@ -13,22 +13,22 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from megabatch.model.norm import GhostStatistics, exact_statistics
-from megabatch.schedule.batch import deal
+from megabatch.schedule.batch import shard_range
 from tests.ranks import run_ranks
 
 Array = NDArray[np.float64]
 
-GHOSTS = (4, 1, 5, 2, 3)  # of each update: more and fewer than workers, never a multiple of three in all
-SKIPPED = 2  # the update whose gradient is pretended not to be finite
-PAUSE = 3  # updates before the checkpoint
+GHOSTS = (4, 1, 5, 2, 3)  # of each step: more and fewer than workers, never a multiple of three in all
+SKIPPED = 2  # the step whose gradient is pretended not to be finite
+PAUSE = 3  # steps before the checkpoint
 SHARES = (1.0, 0.1)
 
 
-def ghost(update: int, index: int) -> Array:
-    """Pictures [6, 2, 3, 3] of unlike mean and spread in every ghost batch and channel."""
-    numbers = np.random.default_rng([update, index])
-    scale = np.array([1.0 + index, 0.1 + update]).reshape(1, 2, 1, 1)
-    pixels: Array = numbers.normal(size=(6, 2, 3, 3)) * scale + 10.0 * update - 3.0 * index
+def ghost(step: int, index: int) -> Array:
+    """Images [6, 2, 3, 3] of unlike mean and spread in every ghost batch and channel."""
+    numbers = np.random.default_rng([step, index])
+    scale = np.array([1.0 + index, 0.1 + step]).reshape(1, 2, 1, 1)
+    pixels: Array = numbers.normal(size=(6, 2, 3, 3)) * scale + 10.0 * step - 3.0 * index
     return pixels
 
 
@@ -41,43 +41,43 @@ class TwoNorms(nn.Module):
         self.untracked = nn.BatchNorm2d(2, track_running_stats=False)
         self.pooled = nn.BatchNorm1d(2)
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        out: Tensor = self.untracked(self.plain(pictures)).sum() + self.pooled(pictures.square().amax(dim=(2, 3))).sum()
+    def forward(self, images: Tensor) -> Tensor:
+        out: Tensor = self.untracked(self.plain(images)).sum() + self.pooled(images.square().amax(dim=(2, 3))).sum()
         return out
 
 
-def oracle(newest_share: float, num_updates: int = len(GHOSTS)) -> Array:
+def oracle(momentum: float, num_steps: int = len(GHOSTS)) -> Array:
     """Mean and variance of both norms by the definition at the head of the module."""
     running = np.array([0, 0, 1, 1, 0, 0, 1, 1], dtype=np.float64)
-    for update, num_ghosts in enumerate(GHOSTS[:num_updates]):
-        if update == SKIPPED:
+    for step, num_ghosts in enumerate(GHOSTS[:num_steps]):
+        if step == SKIPPED:
             continue
         average = np.zeros(8)
         for index in range(num_ghosts):
-            pixels = ghost(update, index)
+            pixels = ghost(step, index)
             pooled = (pixels**2).max(axis=(2, 3))
             flat = pixels.transpose(1, 0, 2, 3).reshape(2, -1)
             found = [flat.mean(1), flat.var(1, ddof=1), pooled.mean(0), pooled.var(0, ddof=1)]
             average += np.concatenate(found) / num_ghosts
-        running = (1 - newest_share) * running + newest_share * average
+        running = (1 - momentum) * running + momentum * average
     return running
 
 
 def train(model: nn.Module, statistics: GhostStatistics, first: int, last: int) -> None:
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    for update in range(first, last):
-        num_ghosts = GHOSTS[update]
-        mine = deal(num_ghosts, size, rank)
+    for step in range(first, last):
+        num_ghosts = GHOSTS[step]
+        mine = shard_range(num_ghosts, size, rank)
         for index in mine:
-            model(torch.from_numpy(ghost(update, index)).to(next(model.parameters()).dtype))
+            model(torch.from_numpy(ghost(step, index)).to(next(model.parameters()).dtype))
             statistics.after_ghost(1.0 / num_ghosts)
         if not mine:
             with statistics.untouched():
                 model(torch.full((6, 2, 3, 3), 1e6, dtype=next(model.parameters()).dtype))
-        if update == SKIPPED:
-            statistics.forget_update()
+        if step == SKIPPED:
+            statistics.forget_step()
         else:
-            statistics.after_update()
+            statistics.after_step()
 
 
 def buffers(model: TwoNorms) -> Array:
@@ -97,17 +97,17 @@ def run(rank: int, given: dict[float, tuple[Array, int]] | None, dtype: torch.dt
         train(model, statistics, 0, PAUSE)
         state = statistics.state()
         assert isinstance(state["running"], Tensor)
-        found[f"state {share}"] = (state["running"].numpy().copy(), state["updates"])
+        found[f"state {share}"] = (state["running"].numpy().copy(), state["steps"])
         train(model, statistics, PAUSE, len(GHOSTS))
         statistics.publish()
         found[f"final {share}"] = buffers(model)
         found[f"counters {share}"] = [int(c) for n, c in model.named_buffers() if n.endswith("tracked")]
 
         checkpoints = {"resumed": found[f"state {share}"]} | ({"moved": given[share]} if given else {})
-        for name, (running, updates) in checkpoints.items():
+        for name, (running, steps) in checkpoints.items():
             model = TwoNorms().to(dtype)
             statistics = GhostStatistics(model, share)
-            statistics.load({"running": torch.from_numpy(running), "updates": updates})
+            statistics.load({"running": torch.from_numpy(running), "steps": steps})
             train(model, statistics, PAUSE, len(GHOSTS))
             statistics.publish()
             found[f"{name} {share}"] = buffers(model)
@@ -180,8 +180,8 @@ def test_a_checkpoint_continues_on_another_number_of_workers(
         close(found[f"moved {share}"], oracle(share))
 
 
-def test_without_a_moving_average_only_the_last_update_counts(worlds: dict[str, list[dict[str, Any]]]) -> None:
-    """Said once more without the oracle's loop: update 4 has three ghost batches."""
+def test_without_a_moving_average_only_the_last_step_counts(worlds: dict[str, list[dict[str, Any]]]) -> None:
+    """Said once more without the oracle's loop: step 4 has three ghost batches."""
     pixels = [ghost(4, index).transpose(1, 0, 2, 3).reshape(2, -1) for index in range(3)]
     close(worlds["three"][0]["final 1.0"][:2], np.mean([p.mean(1) for p in pixels], axis=0))
     close(worlds["three"][0]["final 1.0"][2:4], np.mean([p.var(1, ddof=1) for p in pixels], axis=0))
@@ -223,25 +223,25 @@ def test_a_model_without_norms_has_nothing_to_do() -> None:
     model = nn.Linear(2, 2)
     statistics = GhostStatistics(model, 0.1)
     statistics.after_ghost(0.5)
-    statistics.forget_update()
-    statistics.after_update()
+    statistics.forget_step()
+    statistics.after_step()
     statistics.publish()
     state = statistics.state()
     again = GhostStatistics(model, 0.1)
     again.load(state)
-    assert again.state()["updates"] == 1
+    assert again.state()["steps"] == 1
 
 
-def pooled_oracle(updates_and_weights: list[tuple[int, float]]) -> Array:
-    """Mean, and average variance plus variance of the means, over the ghosts of updates with these weights."""
+def pooled_oracle(steps_and_weights: list[tuple[int, float]]) -> Array:
+    """Mean, and average variance plus variance of the means, over the ghosts of steps with these weights."""
     rows, weights = [], []
-    for update, weight in updates_and_weights:
-        for index in range(GHOSTS[update]):
-            pixels = ghost(update, index)
+    for step, weight in steps_and_weights:
+        for index in range(GHOSTS[step]):
+            pixels = ghost(step, index)
             amax = (pixels**2).max(axis=(2, 3))
             flat = pixels.transpose(1, 0, 2, 3).reshape(2, -1)
             rows.append([flat.mean(1), flat.var(1, ddof=1), amax.mean(0), amax.var(0, ddof=1)])
-            weights.append(weight / GHOSTS[update])
+            weights.append(weight / GHOSTS[step])
     found, share = np.array(rows), np.array(weights)[:, None]
     columns = []
     for means, variances in ((found[:, 0], found[:, 1]), (found[:, 2], found[:, 3])):
@@ -255,10 +255,10 @@ def run_pooled(rank: int) -> list[Array]:
     for share in SHARES:
         model = TwoNorms().double()
         statistics = GhostStatistics(model, share, "pooled")
-        if share != 1.0:  # the past of this one begins with update 0, without torch's initial values
-            statistics.newest_share = 1.0
+        if share != 1.0:  # the past of this one begins with step 0, without torch's initial values
+            statistics.momentum = 1.0
             train(model, statistics, 0, 1)
-            statistics.newest_share = share
+            statistics.momentum = share
             train(model, statistics, 1, 2)
         else:
             train(model, statistics, 0, len(GHOSTS))
@@ -267,14 +267,14 @@ def run_pooled(rank: int) -> list[Array]:
     return found
 
 
-@pytest.mark.parametrize("num_workers", [1, 3])
-def test_pooled_variance_counts_the_spread_of_the_means(num_workers: int) -> None:
-    for newest, averaged in run_ranks(num_workers, run_pooled):
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_pooled_variance_counts_the_spread_of_the_means(world_size: int) -> None:
+    for newest, averaged in run_ranks(world_size, run_pooled):
         close(newest, pooled_oracle([(len(GHOSTS) - 1, 1.0)]))
         close(averaged, pooled_oracle([(0, 0.9), (1, 0.1)]))
 
 
-def test_pooled_variance_is_that_of_all_pictures_together() -> None:
+def test_pooled_variance_is_that_of_all_images_together() -> None:
     """With ghosts large enough that n and n - 1 do not matter."""
     numbers = np.random.default_rng(5)
     ghosts = [numbers.normal(loc=3.0 * index, size=(50_000, 2)) for index in range(3)]
@@ -283,7 +283,7 @@ def test_pooled_variance_is_that_of_all_pictures_together() -> None:
     for values in ghosts:
         model(torch.from_numpy(values))
         statistics.after_ghost(1 / 3)
-    statistics.after_update()
+    statistics.after_step()
     statistics.publish()
     assert model.running_var is not None
     np.testing.assert_allclose(model.running_var.numpy(), np.concatenate(ghosts).var(axis=0), rtol=1e-4)
@@ -298,7 +298,7 @@ def run_exact(rank: int) -> tuple[Array, Array, bool]:
     counters = [int(c) for n, c in model.named_buffers() if n.endswith("tracked")]
     found = []
     for variance in ("plain", "pooled"):
-        mine = deal(GHOSTS[2], dist.get_world_size(), dist.get_rank())
+        mine = shard_range(GHOSTS[2], dist.get_world_size(), dist.get_rank())
         batches = (torch.from_numpy(ghost(2, index)) for index in mine)
         exact_statistics(model, batches, 1 / GHOSTS[2], variance)
         found.append(buffers(model))
@@ -309,9 +309,9 @@ def run_exact(rank: int) -> tuple[Array, Array, bool]:
     return found[0], found[1], bool(np.allclose(buffers(model), oracle(0.1, 2), rtol=1e-12))
 
 
-@pytest.mark.parametrize("num_workers", [1, 3, 4])
-def test_exact_statistics_are_those_of_the_given_batches_on_any_number_of_workers(num_workers: int) -> None:
-    results = run_ranks(num_workers, run_exact)
+@pytest.mark.parametrize("world_size", [1, 3, 4])
+def test_exact_statistics_are_those_of_the_given_batches_on_any_number_of_workers(world_size: int) -> None:
+    results = run_ranks(world_size, run_exact)
     for plain, pooled, untouched in results:
         assert untouched
         close(pooled, pooled_oracle([(2, 1.0)]))
@@ -335,12 +335,12 @@ def test_exact_statistics_see_the_network_as_evaluation_does() -> None:
     assert (model.training, model[0].training, norm.training) == (True, True, False)
 
 
-def test_an_update_that_was_not_finite_leaves_no_trace() -> None:
+def test_an_step_that_was_not_finite_leaves_no_trace() -> None:
     model = TwoNorms().double()
     statistics = GhostStatistics(model, 1.0)
     model(torch.full((6, 2, 3, 3), float("inf"), dtype=torch.float64))
     statistics.after_ghost(1.0)
-    statistics.forget_bad_update()
+    statistics.forget_bad_step()
     train(model, statistics, len(GHOSTS) - 1, len(GHOSTS))
     statistics.publish()
     close(buffers(model), oracle(1.0))

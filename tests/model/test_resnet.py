@@ -1,4 +1,4 @@
-"""ResNets for large pictures: names, shapes, wiring, initialisation and the zero-gamma policies."""
+"""ResNets for large images: names, shapes, wiring, initialisation and the zero-gamma policies."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_some_names_literally() -> None:
     assert state["bn1.num_batches_tracked"].dtype == torch.int64
 
 
-def _first_block_shapes(model: nn.Module, pictures: Tensor) -> dict[str, tuple[int, int]]:
+def _first_block_shapes(model: nn.Module, images: Tensor) -> dict[str, tuple[int, int]]:
     """(height, width) leaving each module, by name."""
     sizes: dict[str, tuple[int, int]] = {}
 
@@ -115,7 +115,7 @@ def _first_block_shapes(model: nn.Module, pictures: Tensor) -> dict[str, tuple[i
 
     for name, module in model.named_modules():
         module.register_forward_hook(remember(name))
-    model(pictures)
+    model(images)
     return sizes
 
 
@@ -140,7 +140,7 @@ def test_stride_is_in_the_first_convolution_of_the_basic_block() -> None:
     assert sizes["layer4"] == (2, 2)
 
 
-def _recompute(state: Mapping[str, Tensor], pictures: Tensor, *, training: bool) -> Tensor:
+def _recompute(state: Mapping[str, Tensor], images: Tensor, *, training: bool) -> Tensor:
     """ResNet-50 (v1.5) as plain function calls on a state_dict."""
 
     def conv(x: Tensor, name: str, stride: int, padding: int) -> Tensor:
@@ -155,7 +155,7 @@ def _recompute(state: Mapping[str, Tensor], pictures: Tensor, *, training: bool)
         shift = state[f"{name}.bias"] - mean * scale
         return x * scale[:, None, None] + shift[:, None, None]
 
-    x = norm(conv(pictures, "conv1", 2, 3), "bn1").clamp_min(0)
+    x = norm(conv(images, "conv1", 2, 3), "bn1").clamp_min(0)
     x = F.max_pool2d(x, kernel_size=3, stride=2, padding=1)
     for stage, depth in ((1, 3), (2, 4), (3, 6), (4, 3)):
         for block in range(depth):
@@ -182,10 +182,10 @@ def test_forward_equals_functional_recomputation(training: bool) -> None:
                 if name.endswith(("bias", "running_mean")):
                     value.sub_(1)
     state = {name: value.clone() for name, value in model.state_dict().items()}
-    pictures = torch.randn(3, 3, 65, 50, generator=generator, dtype=torch.float64)
+    images = torch.randn(3, 3, 65, 50, generator=generator, dtype=torch.float64)
     with torch.no_grad():
-        expected = _recompute(state, pictures, training=training)
-        actual = model(pictures)
+        expected = _recompute(state, images, training=training)
+        actual = model(images)
     assert expected.std() > 1e-3
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
 
@@ -280,9 +280,9 @@ def test_odd_sizes_give_logits_and_gradients(
 def test_channels_last_gives_the_same_logits() -> None:
     torch.manual_seed(0)
     model = resnet18(num_classes=5, zero_gamma="none").double().eval()
-    pictures = torch.randn(2, 3, 40, 33, dtype=torch.float64)
+    images = torch.randn(2, 3, 40, 33, dtype=torch.float64)
     with torch.no_grad():
-        expected = model(pictures)
+        expected = model(images)
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        actual = model(pictures.contiguous(memory_format=torch.channels_last))
+        actual = model(images.contiguous(memory_format=torch.channels_last))
     torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)

@@ -1,4 +1,4 @@
-"""Networks for small pictures: names, sizes, wiring, any input size, memory formats."""
+"""Networks for small images: names, sizes, wiring, any input size, memory formats."""
 
 from __future__ import annotations
 
@@ -103,10 +103,10 @@ def test_forward_equals_functional_recomputation(constructor: Constructor, depth
         for value in model.state_dict().values():
             if value.is_floating_point() and value.dim() == 1:
                 value.copy_(torch.rand(value.shape, generator=generator, dtype=value.dtype) + 0.5)
-    pictures = torch.randn(3, 2, 29, 22, generator=generator, dtype=torch.float64)
+    images = torch.randn(3, 2, 29, 22, generator=generator, dtype=torch.float64)
     with torch.no_grad():
-        expected = _recompute(model.state_dict(), pictures, depth=depth, stem_stride=stem_stride)
-        actual = model(pictures)
+        expected = _recompute(model.state_dict(), images, depth=depth, stem_stride=stem_stride)
+        actual = model(images)
     assert expected.std() > 1e-3
     torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
 
@@ -127,7 +127,7 @@ def test_any_size_from_8_px_trains(constructor: Constructor, size: tuple[int, in
 @both
 def test_channels_last_stays_channels_last_and_gives_the_same(constructor: Constructor) -> None:
     torch.manual_seed(0)
-    pictures = torch.randn(4, 3, 28, 28, dtype=torch.float64)
+    images = torch.randn(4, 3, 28, 28, dtype=torch.float64)
     labels = torch.tensor([3, 1, 0, 2])
     results = []
     for memory_format in (torch.contiguous_format, torch.channels_last):
@@ -140,7 +140,7 @@ def test_channels_last_stays_channels_last_and_gives_the_same(constructor: Const
                 out.is_contiguous(memory_format=wanted)
             )
         )
-        loss = F.cross_entropy(model(pictures.contiguous(memory_format=memory_format)), labels)
+        loss = F.cross_entropy(model(images.contiguous(memory_format=memory_format)), labels)
         torch.autograd.backward(loss)
         assert kept == [True]
         results.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])

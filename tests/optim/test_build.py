@@ -1,4 +1,4 @@
-"""A recipe's optimiser: the right kind, its settings, and the values of an epoch in every group."""
+"""A recipe's optimizer: the right kind, its settings, and the values of an epoch in every group."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DECAY = [{"until_epoch": 3, "start": 0.1}, {"until_epoch": 4, "start": 0.2}]
 
 
 def settings(**values: Any) -> OptimizerConfig:
-    return OptimizerConfig.model_validate({"learning_rate": RATE, "weight_decay": DECAY, **values})
+    return OptimizerConfig.model_validate({"lr": RATE, "weight_decay": DECAY, **values})
 
 
 def network() -> nn.Module:
@@ -31,17 +31,17 @@ def network() -> nn.Module:
     ("name", "kind"), [("sgd", torch.optim.SGD), ("lars", LARS), ("rmsprop_warmup", RMSpropWarmup)]
 )
 def test_every_group_has_the_values_of_the_epoch(name: str, kind: type) -> None:
-    chosen = settings(name=name, rate_factor=0.5)
+    chosen = settings(name=name, lr_factor=0.5)
     optimizer = build_optimizer(chosen, network())
     assert type(optimizer) is kind
     for epoch, lr, decay in ((0.0, 0.5, 0.1), (1.0, 1.0, 0.1), (3.5, 0.25, 0.2)):
         rates = set_rates(optimizer, chosen, epoch)
-        assert (rates["learning_rate"], rates["momentum"], rates["weight_decay"]) == (lr, 0.9, decay)
+        assert (rates["lr"], rates["momentum"], rates["weight_decay"]) == (lr, 0.9, decay)
         assert [(g["lr"], g["momentum"], g["weight_decay"]) for g in optimizer.param_groups] == [
             (lr, 0.9, decay),
             (lr, 0.9, 0.0),
         ]
-        assert rates_at(chosen, epoch)["learning_rate"] == lr
+        assert rates_at(chosen, epoch)["lr"] == lr
 
 
 def test_the_settings_of_lars_reach_it() -> None:
@@ -53,9 +53,9 @@ def test_the_settings_of_lars_reach_it() -> None:
 
 
 def test_the_settings_of_rmsprop_warmup_reach_it_and_its_share_is_logged() -> None:
-    chosen = settings(name="rmsprop_warmup", rmsprop_warmup={"center_epoch": 2, "period_epochs": 2, "rate": 1e-3})
+    chosen = settings(name="rmsprop_warmup", rmsprop_warmup={"center_epoch": 2, "period_epochs": 2, "lr": 1e-3})
     optimizer = build_optimizer(chosen, network())
-    assert optimizer.param_groups[0]["rmsprop_rate"] == 1e-3
+    assert optimizer.param_groups[0]["rmsprop_lr"] == 1e-3
     assert [set_rates(optimizer, chosen, epoch)["sgd_share"] for epoch in (2.0, 2.5, 3.0)] == [0.5, 0.75, 1.0]
     assert optimizer.param_groups[1]["epoch"] == 3.0
 
@@ -63,10 +63,10 @@ def test_the_settings_of_rmsprop_warmup_reach_it_and_its_share_is_logged() -> No
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"learning_rate": [RATE[1], RATE[0]]}, r"optimizer\.learning_rate must have rising"),
+        ({"lr": [RATE[1], RATE[0]]}, r"optimizer\.lr must have rising"),
         ({"weight_decay": []}, r"optimizer\.weight_decay must have rising"),
-        ({"learning_rate": -0.1}, "greater than or equal to 0"),
-        ({"rate_factor": -1}, "greater than or equal to 0"),
+        ({"lr": -0.1}, "greater than or equal to 0"),
+        ({"lr_factor": -1}, "greater than or equal to 0"),
         ({"momentum": 1.0}, r"optimizer\.momentum 1 never forgets"),
         ({"name": "rmsprop_warmup", "nesterov": True}, "not part of rmsprop_warmup"),
         ({"lars": {"rule": "mine"}}, "paper"),

@@ -1,4 +1,4 @@
-"""Settings and gradients that no optimiser takes."""
+"""Settings and gradients that no optimizer takes."""
 
 from __future__ import annotations
 

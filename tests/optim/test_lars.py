@@ -132,9 +132,9 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, rates: tuple[float
     for lr in rates:
         for group in optimizer.param_groups:
             group["lr"] = lr
-        pictures = torch.randn(6, 3, 8, 8, generator=generator)
+        images = torch.randn(6, 3, 8, 8, generator=generator)
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(pictures), torch.arange(6) % 3).backward()
+        nn.functional.cross_entropy(model(images), torch.arange(6) % 3).backward()
         optimizer.step()
 
 

@@ -70,8 +70,8 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, epochs: tuple[floa
         if isinstance(optimizer, RMSpropWarmup):
             optimizer.set_epoch(epoch)
         optimizer.zero_grad()
-        pictures = torch.randn(6, 3, 8, 8, generator=generator)
-        nn.functional.cross_entropy(model(pictures), torch.arange(6) % 3).backward()
+        images = torch.randn(6, 3, 8, 8, generator=generator)
+        nn.functional.cross_entropy(model(images), torch.arange(6) % 3).backward()
         optimizer.step()
 
 
@@ -145,7 +145,7 @@ def test_a_rate_of_zero_has_no_meaning_before_the_transition_ends() -> None:
     ("settings", "said"),
     [
         ({"lr": -1.0}, "lr -1"),
-        ({"rmsprop_rate": math.nan}, "rmsprop_rate nan"),
+        ({"rmsprop_lr": math.nan}, "rmsprop_lr nan"),
         ({"center_epoch": -1.0}, "center_epoch -1"),
         ({"period_epochs": 0.0}, "period_epochs 0"),
         ({"smoothing": 1.0}, "smoothing 1"),

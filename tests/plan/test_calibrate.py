@@ -14,16 +14,16 @@ from megabatch.plan.rows import Row
 from megabatch.plan.straggler import expected_maximum
 
 TRUE = (0.002, 0.0003, 0.0015, 0.000005, 0.0004)
-"""Fixed, per picture, across, scatter, jitter; the logs contain no evaluation."""
+"""Fixed, per image, across, scatter, jitter; the logs contain no evaluation."""
 
 
 def row(
     workers: int, batch: float, *, stack: str = "2.0 mxnet closed", family: str = "who:a100", factor: float = 1.0
 ) -> Row:
     nodes = max(1, workers // 8)
-    fixed, per_picture, across, scatter, jitter = TRUE
+    fixed, per_image, across, scatter, jitter = TRUE
     slowest = (scatter * batch + jitter) * expected_maximum(workers)
-    seconds = fixed + per_picture * batch + (across if nodes > 1 else 0) + slowest
+    seconds = fixed + per_image * batch + (across if nodes > 1 else 0) + slowest
     accelerator = family.split(":")[1]
     return Row(
         0,
@@ -52,7 +52,7 @@ def test_many_rows_determine_everything() -> None:
     assert fit.seconds(64, 1024, 128) == pytest.approx(row(1024, 64).step_seconds, rel=0.03)
 
 
-def test_one_row_determines_the_pictures_only_and_says_so() -> None:
+def test_one_row_determines_the_images_only_and_says_so() -> None:
     fit = fit_steps([row(8, 408.0)])
     assert set(fit.undetermined) == {"fixed", "across", "scatter", "jitter"}
     assert fit.parameters[1] == pytest.approx(TRUE[1], rel=0.05)
@@ -125,13 +125,13 @@ def test_evaluation_in_the_logs_is_told_from_the_step() -> None:
     errors = {}
     for family in ("google:tpu-v3", "who:tpu-v3"):
         rows = [row(n, b, family=family) for n, b in ((8, 512.0), (8, 64.0), (32, 512.0), (64, 512.0))] * 40
-        logged = [replace(one, step_seconds=one.step_seconds + one.batch_total / between) for one in rows]
+        logged = [replace(one, step_seconds=one.step_seconds + one.global_batch_size / between) for one in rows]
         larger = row(512, 64.0).step_seconds + 512 * 64 / between
         fit = fit_steps(logged)
         errors[family] = abs(fit.seconds(64, 512, 64, logged=fit.logs_contain_evaluation) / larger - 1)
     assert errors["google:tpu-v3"] < 0.06
     assert errors["who:tpu-v3"] > 0.12
-    # An update of a plan has no evaluation in it.
+    # A step of a plan has no evaluation in it.
     assert fit_steps(logged).seconds(64, 512, 64, logged=True) > fit_steps(logged).seconds(64, 512, 64)
 
 

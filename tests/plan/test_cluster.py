@@ -159,7 +159,7 @@ def test_measured_ratios_shrink_and_are_as_uncertain_as_they_are_few() -> None:
 
 
 def test_what_the_file_does_not_say_is_named() -> None:
-    first = "time lost in the first updates"
+    first = "time lost in the first steps"
     assert laboratory().unknown == ("loader rate", "failures of nodes", "initialisation time", first, "price")
     assert load_cluster("dgx-a100").unknown == ("loader rate",)
     told = (
@@ -171,7 +171,7 @@ images_per_second_per_node = 5000
 node_mtbf_hours = 1000000
 [start]
 initialisation_seconds = 0
-first_updates_seconds = 0
+first_steps_seconds = 0
 [price]
 per_node_hour = 1.5
 """

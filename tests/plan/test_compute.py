@@ -25,7 +25,7 @@ def test_beyond_the_table_the_line_goes_on_and_a_warning_says_so() -> None:
     assert "outside the measured table (16 to 64)" in TABLE.warnings(8)[0]
 
 
-def test_a_picture_never_becomes_faster_than_the_best_measured() -> None:
+def test_a_image_never_becomes_faster_than_the_best_measured() -> None:
     steep = ComputeTable("resnet50", ((32.0, 0.020), (64.0, 0.100)))
     assert steep.seconds(8) >= 0.98 * 8 * 0.020 / 32
 
@@ -73,5 +73,5 @@ def test_tables_that_cannot_be(table: object, words: str) -> None:
 def test_a_fall_within_the_tolerance_is_chance() -> None:
     points = [(64.0, 0.097), (32.0, 0.100)]
     check_points(points, "x", tolerance=0.04)
-    with pytest.raises(ConfigError, match="64 pictures in 97 ms, but 32 in 100 ms; measure again"):
+    with pytest.raises(ConfigError, match="64 images in 97 ms, but 32 in 100 ms; measure again"):
         check_points(points, "x", tolerance=0.02)

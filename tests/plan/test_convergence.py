@@ -58,7 +58,7 @@ def test_stages_add_up_progress() -> None:
 
 
 def test_a_study_replaces_them(tmp_path: Path) -> None:
-    rows = ["arm,seed,batch_total,epochs,top1"]
+    rows = ["arm,seed,global_batch_size,epochs,top1"]
     rows += [f"a,{seed},{batch},{30 * (1 + batch / 5000)},0.91" for batch in (256, 1024, 4096) for seed in (0, 1)]
     rows.append("a,2,4096,10,0.50")  # did not arrive
     (tmp_path / "study.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
@@ -70,23 +70,29 @@ def test_a_study_replaces_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("seed,loss\n0,1\n", "it needs batch_total and epochs"),
-        ("batch_total,epochs\n256,ten\n", "line 2"),
-        ("batch_total,epochs\n256,10\n256,11\n256,12\n", "2 batches"),
-        ("batch_total,epochs\n256,10\n512,0\n1024,12\n", "line 3: epochs is '0'; give a number from"),
-        ("batch_total,epochs\n256,10\n\ninf,11\n1024,12\n", "line 4: batch_total is 'inf'; give a number from 1 to"),
-        ("batch_total,epochs\n256,10\n1e300,11\n1024,12\n", "line 3: batch_total is '1e300'; give a number"),
-        ("batch_total,epochs\n256,10\n512,nan\n1024,12\n", "line 3: epochs is 'nan'; give a number"),
-        ("batch_total,epochs\n256,10\n512\n1024,12\n", "line 3: epochs is ''; give a number"),
-        ("batch_total,epochs,top1\n256,10,nan\n512,10,1\n", "line 2: top1 is 'nan'; give a number from 0 to 100"),
-        ("batch_total,epochs\n1000,10\n1001,11\n1002,12\n", "differ by 10%"),
+        ("seed,loss\n0,1\n", "it needs global_batch_size and epochs"),
+        ("global_batch_size,epochs\n256,ten\n", "line 2"),
+        ("global_batch_size,epochs\n256,10\n256,11\n256,12\n", "2 batches"),
+        ("global_batch_size,epochs\n256,10\n512,0\n1024,12\n", "line 3: epochs is '0'; give a number from"),
         (
-            "batch_total,epochs\n1024,90\n32768,45\n65536,44\n",
+            "global_batch_size,epochs\n256,10\n\ninf,11\n1024,12\n",
+            "line 4: global_batch_size is 'inf'; give a number from 1 to",
+        ),
+        (
+            "global_batch_size,epochs\n256,10\n1e300,11\n1024,12\n",
+            "line 3: global_batch_size is '1e300'; give a number",
+        ),
+        ("global_batch_size,epochs\n256,10\n512,nan\n1024,12\n", "line 3: epochs is 'nan'; give a number"),
+        ("global_batch_size,epochs\n256,10\n512\n1024,12\n", "line 3: epochs is ''; give a number"),
+        ("global_batch_size,epochs,top1\n256,10,nan\n512,10,1\n", "line 2: top1 is 'nan'; give a number from 0 to 100"),
+        ("global_batch_size,epochs\n1000,10\n1001,11\n1002,12\n", "differ by 10%"),
+        (
+            "global_batch_size,epochs\n1024,90\n32768,45\n65536,44\n",
             "epochs fall from 90 at total batch 1,024 to 44 at 65,536",
         ),
-        ("batch_total,epochs\n100,1\n1000,1\n100000,1e6\n", "contradicts the law"),
-        ("batch_total,epochs_to_target\n256,10\n512,\n1024,12\n", "2 points at 2 total batches"),
-        ("", "it needs batch_total"),
+        ("global_batch_size,epochs\n100,1\n1000,1\n100000,1e6\n", "contradicts the law"),
+        ("global_batch_size,epochs_to_target\n256,10\n512,\n1024,12\n", "2 points at 2 total batches"),
+        ("", "it needs global_batch_size"),
     ],
 )
 def test_studies_that_say_nothing_are_refused(tmp_path: Path, text: str, words: str) -> None:

@@ -21,7 +21,7 @@ from tests.plan.laboratory import laboratory, need_simgrid, workload
 
 def candidate(algorithm: str, grid: str, bucket_mb: float = 25.0) -> Candidate:
     shape = parse_grid(grid)
-    return Candidate(shape.num_ranks, algorithm, shape, bucket_mb)
+    return Candidate(shape.world_size, algorithm, shape, bucket_mb)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_this_machine_needs_its_measurements(tmp_path: Path) -> None:
     assert found.layers == TIMES.layers
     assert found.sources == (
         "links.json: 2x2 grid with gloo, 2 axes and 0 all-reduces measured",
-        "step.json: step times of resnet8 at 32, 64 pictures (cpu, 1 thread)",
+        "step.json: step times of resnet8 at 32, 64 images (cpu, 1 thread)",
     )
 
 
@@ -132,7 +132,7 @@ def test_a_run_alone_is_enough(tmp_path: Path) -> None:
     assert found.cluster.compute.backward_share == pytest.approx(0.6)
     assert found.layers is not None
     assert found.layers[0].name == "conv1"
-    assert found.sources == ("run a: step time of resnet8 at 64 pictures, n = 6 (cpu, 4 workers)",)
+    assert found.sources == ("run a: step time of resnet8 at 64 images, n = 6 (cpu, 4 workers)",)
     with pytest.raises(ConfigError, match="was measured on cpu, cluster 'abci'"):
         gather(load_cluster("abci"), [str(tmp_path / "a")])
 

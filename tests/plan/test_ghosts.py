@@ -8,19 +8,19 @@ from hypothesis import strategies as st
 
 from megabatch.errors import ConfigError
 from megabatch.plan.ghosts import busiest_passes, fitting_ghost
-from megabatch.schedule.batch import check_whole_ghosts, deal, parse_stages
+from megabatch.schedule.batch import check_whole_ghosts, parse_stages, shard_range
 from tests.plan.laboratory import workload
 
 
-def line(pictures: float) -> float:
-    return 0.001 + 0.0003 * pictures
+def line(images: float) -> float:
+    return 0.001 + 0.0003 * images
 
 
 @given(ghosts=st.integers(1, 5000), workers=st.integers(1, 3000), ghost=st.integers(1, 64))
 def test_the_busiest_worker_is_the_engines(ghosts: int, workers: int, ghost: int) -> None:
-    dealt = max(len(deal(ghosts, workers, worker)) for worker in {0, workers - 1, workers // 2})
+    dealt = max(len(shard_range(ghosts, workers, worker)) for worker in {0, workers - 1, workers // 2})
     assert busiest_passes(ghosts * ghost, ghost, workers) >= dealt
-    everyone = max(len(deal(ghosts, workers, worker)) for worker in range(workers))
+    everyone = max(len(shard_range(ghosts, workers, worker)) for worker in range(workers))
     assert busiest_passes(ghosts * ghost, ghost, workers) == everyone
 
 

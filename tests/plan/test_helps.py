@@ -50,7 +50,7 @@ def test_a_batch_far_beyond_the_critical_one_is_bound_by_convergence() -> None:
     result = plan(laboratory(), workload(65536), [64], Goal(), batches=[workload(65536).stages], law=mlperf_law())
     gain = {one.binding: one.gain for one in result.helps}
     chosen, law = result.chosen, mlperf_law()
-    share = chosen.time_parts["updates"] / chosen.total.middle
+    share = chosen.time_parts["steps"] / chosen.total.middle
     assert gain["convergence at this batch"] == pytest.approx(share * (1 - law.floor_epochs / chosen.epochs.middle))
     assert gain["convergence at this batch"] > 0.4
     assert gain["total batch"] < 0
@@ -62,7 +62,7 @@ def test_with_a_fit_compute_and_stragglers_are_of_the_fit() -> None:
     result = plan(cluster, workload(), [1024], Goal(), fit=fit)
     found = {one.binding: one.gain for one in what_would_help(cluster, workload(), result.chosen, None, fit)}
     parts = result.chosen.step_parts
-    share = result.chosen.time_parts["updates"] / result.chosen.total.middle
+    share = result.chosen.time_parts["steps"] / result.chosen.total.middle
     assert found["stragglers"] == pytest.approx(0.5 * share * parts["stragglers"] / result.chosen.step.middle, rel=0.02)
     assert found["compute"] > 0.2
 

@@ -14,8 +14,8 @@ from megabatch.plan.planner import Goal, plan
 from tests.plan.laboratory import laboratory, workload
 
 
-def run_folder(folder: Path, factor: float, workers: int = 64, updates_factor: float = 1.0) -> Path:
-    """A run whose compute took `factor` of what its plan said, after five slow updates."""
+def run_folder(folder: Path, factor: float, workers: int = 64, steps_factor: float = 1.0) -> Path:
+    """A run whose compute took `factor` of what its plan said, after five slow steps."""
     load = workload()
     result = plan(laboratory(), load, [64], Goal())
     (folder / "plan.json").write_text(json.dumps(plan_as_data(result, "laboratory", load, "32768")), encoding="utf-8")
@@ -23,20 +23,24 @@ def run_folder(folder: Path, factor: float, workers: int = 64, updates_factor: f
     compute = factor * parts["compute"]
     other = parts["exposed communication"] + parts["stragglers"]
     row = {
-        "batch_total": 32768,
+        "global_batch_size": 32768,
         "compute_seconds": compute,
         "communication_seconds": other,
         "data_seconds": 1e-4 * compute,
-        "update_seconds": compute + other,
+        "step_seconds": compute + other,
         "images_per_second": 32768 / (compute + other),
     }
-    rows = [{**row, "update_seconds": 99.0, "compute_seconds": 99.0}] * 5 + [row] * 7 + [{**row, "batch_total": 64}] * 9
-    lines = [json.dumps({"update": index + 1, **one}) + "\n" for index, one in enumerate(rows)]
+    rows = (
+        [{**row, "step_seconds": 99.0, "compute_seconds": 99.0}] * 5
+        + [row] * 7
+        + [{**row, "global_batch_size": 64}] * 9
+    )
+    lines = [json.dumps({"step": index + 1, **one}) + "\n" for index, one in enumerate(rows)]
     (folder / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")
     summary = {
         "status": "finished",
         "workers": workers,
-        "updates": round(updates_factor * result.chosen.updates),
+        "steps": round(steps_factor * result.chosen.steps),
         "wall_seconds": factor * result.chosen.training.middle,
     }
     (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
@@ -54,7 +58,7 @@ def test_a_good_prediction_is_all_yes(tmp_path: Path) -> None:
     assert "NO" not in text
     assert "differs" not in text
     assert text.count("yes") == 6
-    assert "medians over updates of 32,768 pictures, the first 5 of the run left out" in text
+    assert "medians over steps of 32,768 images, the first 5 of the run left out" in text
 
 
 def test_a_wrong_prediction_is_seen(tmp_path: Path) -> None:
@@ -64,6 +68,6 @@ def test_a_wrong_prediction_is_seen(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_not_the_plans_is_told(tmp_path: Path) -> None:
-    text = printed(run_folder(tmp_path, 1.0, workers=1, updates_factor=0.5))
+    text = printed(run_folder(tmp_path, 1.0, workers=1, steps_factor=0.5))
     assert "the run differs from its plan: 1 worker instead of 64" in text
     assert "training is not compared" in text

@@ -28,7 +28,7 @@ def test_a_plan_comes_back_as_overrides(tmp_path: Path) -> None:
     path.write_text(json.dumps(data), encoding="utf-8")
     back = read_plan(path)
     assert (back.recipe, back.workers, back.grid) == ("test", 256, result.chosen.candidate.grid.text)
-    assert 'train.batch_total="0:32768 30:65536"' in back.overrides
+    assert 'train.global_batch_size="0:32768 30:65536"' in back.overrides
     assert f'comm.algorithm="{result.chosen.candidate.algorithm}"' in back.overrides
     assert back.prediction["step_seconds"]["middle"] == result.chosen.step.middle
     assert len(data["candidates"]) == len(result.candidates)
@@ -42,8 +42,10 @@ def written(path: Path, recipe: str, *, workers: int = 64, law: bool = False, **
     load = workload_of(recipe, typed["overrides"], layers, scale=typed.get("scale"), epochs=typed.get("epochs"))
     load = dataclasses.replace(load, model="resnet50")
     result = plan(laboratory(), load, [workers], Goal(), law=mlperf_law() if law else None)
-    stages = " ".join(f"{a:g}:{b}" for a, b in zip(load.stages.from_epochs, load.stages.batch_totals, strict=True))
-    text = stages if len(load.stages.batch_totals) > 1 else str(load.stages.batch_totals[0])
+    stages = " ".join(
+        f"{a:g}:{b}" for a, b in zip(load.stages.from_epochs, load.stages.global_batch_sizes, strict=True)
+    )
+    text = stages if len(load.stages.global_batch_sizes) > 1 else str(load.stages.global_batch_sizes[0])
     path.write_text(json.dumps(plan_as_data(result, "laboratory", load, text, **typed)), encoding="utf-8")
     return result
 
@@ -76,9 +78,9 @@ def test_a_run_trains_as_long_as_was_predicted(tmp_path: Path) -> None:
 
 def test_overrides_and_scale_of_the_plan_are_the_runs(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    written(path, "mikami2018", overrides=["comm.wire=fp32", "data.image_size = 128"])
+    written(path, "mikami2018", overrides=["comm.grad_dtype=fp32", "data.image_size = 128"])
     found = trained(path, "mikami2018")
-    assert (found.comm.wire, found.data.image_size) == ("fp32", 128)
+    assert (found.comm.grad_dtype, found.data.image_size) == ("fp32", 128)
     written(path, "mikami2018", workers=4, scale="cifar10")
     assert trained(path, "mikami2018").data == load_config("mikami2018", scale="cifar10").data
     assert trained(path, "mikami2018", scale="cifar10") == trained(path, "mikami2018")
@@ -88,20 +90,22 @@ def test_overrides_and_scale_of_the_plan_are_the_runs(tmp_path: Path) -> None:
 
 def test_what_is_typed_after_train_wins(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    written(path, "mikami2018", overrides=["comm.wire=fp32", "train.batch_total=0:32768 30:65536"], law=True)
-    assert trained(path, "mikami2018", "comm.wire=bf16", "train.epochs=2").comm.wire == "bf16"
+    written(
+        path, "mikami2018", overrides=["comm.grad_dtype=fp32", "train.global_batch_size=0:32768 30:65536"], law=True
+    )
+    assert trained(path, "mikami2018", "comm.grad_dtype=bf16", "train.epochs=2").comm.grad_dtype == "bf16"
     assert trained(path, "mikami2018", "train.epochs=2").train.epochs == 2
     planned = trained(path, "mikami2018")
-    assert planned.train.batch_total == "0:32768 30:65536"
+    assert planned.train.global_batch_size == "0:32768 30:65536"
     found = trained(path, "mikami2018", epochs=planned.train.epochs / 2)
     assert found.train.epochs == planned.train.epochs / 2
-    assert parse_stages(found.train.batch_total) == BatchStages((0.0, 15.0), (32768, 65536))
+    assert parse_stages(found.train.global_batch_size) == BatchStages((0.0, 15.0), (32768, 65536))
 
 
-def test_the_ghost_batch_is_the_priced_one(tmp_path: Path) -> None:
+def test_the_ghost_batch_size_is_the_priced_one(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     result = written(path, "mikami2018", workers=4096)
-    assert trained(path, "mikami2018").train.ghost_batch == result.chosen.ghost_batch < 16
+    assert trained(path, "mikami2018").train.ghost_batch_size == result.chosen.ghost_batch_size < 16
 
 
 def test_files_of_older_versions_are_followed(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_batches_are_searched_where_convergence_is_known() -> None:
     listed = plan(PRICED, load, [512], Goal(), batches=by_hand, law=law)
     assert found.chosen.total.middle <= 1.01 * listed.chosen.total.middle
     assert "65,536" in {one.batch for one in found.candidates}  # the recipe's own is still shown
-    assert max(found.stages.batch_totals) <= law.batches[1]
+    assert max(found.stages.global_batch_sizes) <= law.batches[1]
 
 
 def test_what_cannot_be_is_left_out_with_its_reason() -> None:

@@ -22,9 +22,9 @@ TORUS = Candidate(1024, "torus", GridShape((32, 32)), 8.0)
 def test_the_parts_add_up() -> None:
     cluster = dataclasses.replace(laboratory(), initialisation_seconds=Quantity(60.0))
     one = predict(cluster, workload(), TORUS)
-    assert one.updates == math.ceil(90 * 1_281_167 / 32768)
+    assert one.steps == math.ceil(90 * 1_281_167 / 32768)
     step = step_time(cluster, workload(), TORUS, 32768)
-    assert one.time_parts["updates"] == pytest.approx(one.updates * step.seconds)
+    assert one.time_parts["steps"] == pytest.approx(one.steps * step.seconds)
     assert one.total.middle == pytest.approx(sum(one.time_parts.values()))
     assert one.total.middle - one.training.middle == pytest.approx(60)
     assert one.total.middle == pytest.approx(expected_seconds(cluster, workload(), TORUS))
@@ -38,17 +38,17 @@ def test_stages_are_priced_as_stages() -> None:
     load = workload("0:32768 30:65536")
     one = predict(laboratory(), load, TORUS)
     wanted = sum(
-        number * step_time(laboratory(), load, TORUS, batch).seconds for batch, number in load.updates_by_stage(90)
+        number * step_time(laboratory(), load, TORUS, batch).seconds for batch, number in load.steps_by_stage(90)
     )
-    assert one.time_parts["updates"] == pytest.approx(wanted)
-    assert one.time_parts["updates"] < predict(laboratory(), workload(), TORUS).time_parts["updates"]
+    assert one.time_parts["steps"] == pytest.approx(wanted)
+    assert one.time_parts["steps"] < predict(laboratory(), workload(), TORUS).time_parts["steps"]
 
 
 def test_a_collapse_at_the_same_batch_is_as_uncertain_as_its_trunk() -> None:
     """Trunk and branches may have one total batch: each counts, in the time and in the interval."""
     plain = predict(laboratory(), workload(), TORUS)
     collapsed = predict(laboratory(), dataclasses.replace(workload(), branches=(Branch(85.0, 5.0),)), TORUS)
-    assert collapsed.updates > plain.updates
+    assert collapsed.steps > plain.steps
     spread, wanted = (one.training.high / one.training.low for one in (collapsed, plain))
     assert spread == pytest.approx(wanted, rel=0.01)
 
@@ -76,11 +76,11 @@ def test_every_stage_has_its_own_uncertainty() -> None:
     one = predict(laboratory(), load, torus)
     steps = {batch: step_time(laboratory(), load, torus, batch).seconds for batch in (32768, 65536)}
     deviations = {batch: step_deviation(laboratory(), load, torus, batch) for batch in steps}
-    counts = dict(load.updates_by_stage(90))
+    counts = dict(load.steps_by_stage(90))
     whole = sum(counts[batch] * steps[batch] for batch in steps)
     wanted = sum(counts[batch] * steps[batch] * deviations[batch] for batch in steps) / whole
     assert len(set(deviations.values())) == 2
-    share = one.time_parts["updates"] / one.training.middle
+    share = one.time_parts["steps"] / one.training.middle
     assert math.log(one.training.high / one.training.middle) / 1.2816 == pytest.approx(wanted * share, rel=1e-3)
 
 
@@ -126,5 +126,5 @@ def test_what_cannot_be_is_refused() -> None:
     small = dataclasses.replace(laboratory(), num_nodes=10)
     with pytest.raises(ConfigError, match="holds 40"):
         predict(small, workload(), TORUS)
-    with pytest.raises(ConfigError, match="make 0 updates"):
+    with pytest.raises(ConfigError, match="make 0 steps"):
         predict(laboratory(), workload(epochs=1e-6), TORUS)

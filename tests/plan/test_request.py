@@ -24,7 +24,7 @@ def test_json_and_a_file_that_train_can_follow(tmp_path: Path, capsys: pytest.Ca
     answer(request)
     data = json.loads(capsys.readouterr().out)
     assert data["workers"] == 8
-    assert data["settings"]["train.batch_total"] == 512
+    assert data["settings"]["train.global_batch_size"] == 512
     assert data["prediction"]["step_seconds"]["low"] < data["prediction"]["step_seconds"]["high"]
     assert read_plan(tmp_path / "plan.json").grid == data["grid"]
     assert data["calibration"] == {"sources": [], "fit": None}
@@ -83,7 +83,7 @@ def test_durations() -> None:
         ({"objective": "fun"}, "choose time or cost"),
         ({"budget": -1.0}, "buys nothing"),
         ({"budget": float("nan")}, "buys nothing"),
-        ({"batches": ("34817",)}, "is not a multiple of train.ghost_batch"),
+        ({"batches": ("34817",)}, "is not a multiple of train.ghost_batch_size"),
         ({"batches": ("40000000000",)}, "trains nothing"),
         ({"workers": "x"}, "cannot be read"),
         ({"workers": "5000"}, "holds 4,352"),
@@ -109,8 +109,8 @@ def test_stages_are_stretched_to_the_target_as_schedules_are(tmp_path: Path) -> 
     planned = read_plan(tmp_path / "plan.json")
     config = load_config("adabatch2017", list(planned.overrides), epochs=planned.epochs)
     made = workload_from_config(config, "adabatch2017")
-    updates = sum(number for _, number in made.updates_by_stage(made.epochs))
-    assert updates == pytest.approx(planned.prediction["updates"], rel=0.02)
+    steps = sum(number for _, number in made.steps_by_stage(made.epochs))
+    assert steps == pytest.approx(planned.prediction["steps"], rel=0.02)
 
 
 def test_a_plan_that_could_not_be_followed_is_not_written(tmp_path: Path) -> None:

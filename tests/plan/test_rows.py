@@ -45,7 +45,7 @@ def test_workers_are_read_from_old_names(tmp_path: Path) -> None:
         "1.0,Intel,2-nodes-16s-8376H-tensorflow,closed,N/A,,2,0,0,3264,,1311,2490.58,35318.5,0.42,35,5",
         "1.0,Who,mystery,closed,N/A,,2,0,0,3264,,1311,2490.58,35318.5,0.42,35,5",
     )
-    found = [(row.num_workers, row.num_nodes, row.local_batch) for row in rows]
+    found = [(row.world_size, row.num_nodes, row.local_batch) for row in rows]
     assert found == [(1040, 130, 52), (16, 1, 208), (16, 4, 208), (16, 2, 204)]
     assert "mystery" in aside[0]
 
@@ -68,7 +68,7 @@ GOOD = "2.0,NVIDIA,dgxa100_n8_mxnet,closed,A100,x,8,8,64,3264,51.0,166862,19.56,
         (GOOD.replace(",64,", ",8.5,"), r"N is 8.5; give 0 or a whole number from 1 to 1e\+09"),
         (GOOD.replace(",64,", ",1e30,"), "N is 1e30; give 0 or a whole number"),
         (GOOD.replace(",8,8,", ",8.5,8,"), "nodes is 8.5; give 0 or a whole number"),
-        (GOOD.replace(",64,3264,51.0,166862", ",64,32,,"), "gbs 32 on 64 workers is less than a picture each"),
+        (GOOD.replace(",64,3264,51.0,166862", ",64,32,,"), "gbs 32 on 64 workers is less than an image each"),
         (
             GOOD.replace("dgxa100_n8_mxnet", '"dgxa100\n_n8_mxnet"'),
             r"system is 'dgxa100\\n_n8_mxnet'; give text without line breaks",
@@ -117,7 +117,7 @@ def test_nodes_where_a_row_does_not_tell_them(tmp_path: Path, columns: str, cell
 
 def test_nodes_that_do_not_hold_the_workers_are_doubted(tmp_path: Path) -> None:
     (row,), remarks = rows_of(tmp_path, GOOD.replace(",8,8,64,", ",8,4,64,"))
-    assert (row.num_workers, row.num_nodes) == (64, 8)
+    assert (row.world_size, row.num_nodes) == (64, 8)
     assert remarks == ["line 2 (dgxa100_n8_mxnet): 8 nodes x 4 is not N 64; N is believed"]
 
 
@@ -131,7 +131,7 @@ def mine(folder: Path, *lines: str) -> tuple[Row, ...]:
     [
         (
             ("8,1,64,100", "8,1,128,94"),
-            "lines 2 and 3 .* 8 workers take 100 ms for 64 pictures each but 8 .* 94 ms for 128",
+            "lines 2 and 3 .* 8 workers take 100 ms for 64 images each but 8 .* 94 ms for 128",
         ),
         (("16,2,32,79", "8,1,32,100"), "lines 2 and 3 .* 8 workers take 100 ms for 32 .* 16 workers take 79 ms for 32"),
         (("8,1,64,100", "8,1,64,101", "64,8,64,60"), "lines 2 and 4 contradict each other"),

@@ -39,25 +39,25 @@ def test_what_the_user_fixes_stays_fixed() -> None:
 
 
 def test_loads_near_a_batch_by_hand() -> None:
-    """96 workers, ghost 32, near 10,000: 312.5 ghosts; 104 pictures a worker, hence 3 ghosts each."""
+    """96 workers, ghost 32, near 10,000: 312.5 ghosts; 104 images a worker, hence 3 ghosts each."""
     law = mlperf_law()
     thirds = {total: f"{round(law.at(total).epochs / 3, 1):g}" for total in (9984, 9216)}
-    found = {(str(load.stages), load.ghost_batch) for load in loads_near(workload(2048), 96, 10_000, law)}
+    found = {(str(load.stages), load.ghost_batch_size) for load in loads_near(workload(2048), 96, 10_000, law)}
     assert found == {
         ("9,984", 32),
         (f"9,984 from epoch 0, 19,968 from epoch {thirds[9984]}", 32),
         ("9,216", 32),
         (f"9,216 from epoch 0, 18,432 from epoch {thirds[9216]}", 32),
     }
-    # Fewer pictures than a ghost: the ghost becomes a worker's share.
-    few = {(str(load.stages), load.ghost_batch) for load in loads_near(workload(2048), 1000, 10_000, law)}
+    # Fewer images than a ghost: the ghost becomes a worker's share.
+    few = {(str(load.stages), load.ghost_batch_size) for load in loads_near(workload(2048), 1000, 10_000, law)}
     assert ("10,000", 10) in few
     # The shape of the recipe's own stages, and nothing beyond what is known.
     staged = workload(8192).with_batch(parse_stages("0:2048 30:4096"))
     (shaped,) = (
-        load.stages for load in loads_near(staged, 8, 4096, law, doubled=False) if load.stages.batch_totals[1:]
+        load.stages for load in loads_near(staged, 8, 4096, law, doubled=False) if load.stages.global_batch_sizes[1:]
     )
-    assert shaped.batch_totals == (4096, 8192)
+    assert shaped.global_batch_sizes == (4096, 8192)
     parts = [stages.from_epochs[1] / law.for_stages(stages).epochs for stages in (staged.stages, shaped)]
     assert parts[0] == pytest.approx(parts[1], rel=1e-3)
     assert loads_near(staged, 8, 2 * law.batches[1], law) == []
@@ -84,8 +84,8 @@ def test_the_recipes_own_batch_is_not_left_for_a_draw() -> None:
     law, cluster = mlperf_law(), laboratory()
     best, _ = best_candidates(cluster, workload(), 256, Space(), law)
     found, _ = best_batch(cluster, workload(), 256, best, Space(), law)
-    assert found.stages.batch_totals != (32768,)
-    near = workload(256 * (found.ghost_batch + 1), found.ghost_batch + 1)
+    assert found.stages.global_batch_sizes != (32768,)
+    near = workload(256 * (found.ghost_batch_size + 1), found.ghost_batch_size + 1)
     again, _ = best_candidates(cluster, near, 256, Space(), law)
     assert best_batch(cluster, near, 256, again, Space(), law)[0] is near
 
@@ -93,6 +93,6 @@ def test_the_recipes_own_batch_is_not_left_for_a_draw() -> None:
 def test_a_batch_too_small_for_the_workers_is_no_end() -> None:
     law = mlperf_law()
     found, _ = best_batch(laboratory(), workload(1632, 8), 1024, [], Space(), law)
-    assert found.stages.batch_totals[0] >= 2 * 1024
+    assert found.stages.global_batch_sizes[0] >= 2 * 1024
     with pytest.raises(ConfigError, match="no total batch from 816 to 67,840"):
         best_batch(laboratory(), workload(1632, 8), 100_000, [], Space(), law)

@@ -50,7 +50,7 @@ def test_a_fit_is_shown_with_its_uncertainty() -> None:
     evidence = Evidence(cluster, fit=fit_steps([row(8, 408.0), row(64, 51.0)]))
     print_plan(plan(cluster, load, [512], Goal(), fit=evidence.fit), evidence, load, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    for words in ("per_picture", "us a picture", "+-", "scatter", "not determined by the rows"):
+    for words in ("per_image", "us an image", "+-", "scatter", "not determined by the rows"):
         assert words in text
     assert "evaluation  " not in text.split("Choice")[0]
 

@@ -48,7 +48,7 @@ def test_in_step_it_equals_the_closed_form_and_our_own_simulation(software_us: i
     answer = play(network, plays)
     for (name, grid), one, seconds in zip(cells, plays, answer.seconds, strict=True):
         shape = parse_grid(grid)
-        own = lock_step_seconds(network, one.lanes[0], shape.num_ranks, SIZE)
+        own = lock_step_seconds(network, one.lanes[0], shape.world_size, SIZE)
         assert seconds == pytest.approx(own, rel=1e-5), (name, grid)
         assert seconds == pytest.approx(price_curve(network, name, shape, 4).at(SIZE).seconds, rel=1e-5), (name, grid)
 

@@ -41,7 +41,7 @@ class FakeHost:
         return links, self.latency
 
 
-def test_the_walk_of_the_picture_is_accepted() -> None:
+def test_the_walk_of_the_image_is_accepted() -> None:
     assert_routes([FakeHost(WALK)] * 272, LINKS, [(135, 136)])
     inside = FakeHost(("port1_UP", "port2_DOWN"), 2e-6)
     assert_routes([inside] * 272, LINKS, [(1, 2)])

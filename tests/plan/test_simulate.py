@@ -12,7 +12,7 @@ from megabatch.comm.shape import GridShape, parse_grid
 from megabatch.errors import ConfigError
 from megabatch.plan.cost import price_all_reduce, price_curve
 from megabatch.plan.quantity import Quantity
-from megabatch.plan.simulate import lock_step_seconds, rounds_of, simulate_all_reduce, simulate_updates
+from megabatch.plan.simulate import lock_step_seconds, rounds_of, simulate_all_reduce, simulate_steps
 from megabatch.plan.step import Candidate, step_time
 from tests.plan.laboratory import laboratory, workload
 
@@ -43,7 +43,7 @@ def test_lock_step_equals_the_closed_form(algorithm: str, grid: str, software_us
         cluster = laboratory()
     closed = price_curve(cluster.network, algorithm, shape, 4).at(SIZE).seconds
     (lane,) = rounds_of(phases(algorithm, shape), shape, 4)
-    played = lock_step_seconds(cluster.network, lane, shape.num_ranks, SIZE)
+    played = lock_step_seconds(cluster.network, lane, shape.world_size, SIZE)
     assert played == pytest.approx(closed, rel=1e-3)
 
 
@@ -103,14 +103,14 @@ def test_too_large_a_world_is_refused() -> None:
         simulate_all_reduce(NETWORK, "ring", GridShape((4096,)), SIZE)
 
 
-def test_updates_with_uneven_workers_take_what_the_closed_form_says() -> None:
+def test_steps_with_uneven_workers_take_what_the_closed_form_says() -> None:
     cluster = dataclasses.replace(laboratory(), jitter_seconds=Quantity(0.0007))
     candidate = Candidate(256, "torus", GridShape((16, 16)), 8.0)
     load = workload(8192)
     closed = step_time(cluster, load, candidate, 8192)
-    played = simulate_updates(cluster, load, candidate, closed.parts["compute"], 400)
+    played = simulate_steps(cluster, load, candidate, closed.parts["compute"], 400)
     error = played.std() / np.sqrt(len(played))
     assert played.mean() == pytest.approx(closed.seconds, abs=4 * error + 0.003 * closed.seconds)
     still = dataclasses.replace(laboratory(straggler="relative_deviation = 1e-9"))
     exact = step_time(still, load, candidate, 8192)
-    assert simulate_updates(still, load, candidate, exact.parts["compute"], 3) == pytest.approx(exact.seconds, rel=1e-3)
+    assert simulate_steps(still, load, candidate, exact.parts["compute"], 3) == pytest.approx(exact.seconds, rel=1e-3)

@@ -1,4 +1,4 @@
-"""One update: parts by hand, overlap, stragglers, the loader, and what the cluster does not know."""
+"""One step: parts by hand, overlap, stragglers, the loader, and what the cluster does not know."""
 
 from __future__ import annotations
 

@@ -13,12 +13,12 @@ from tests.plan.test_calibrate import row
 
 
 def test_passes_count_in_the_parts_and_in_their_uncertainty() -> None:
-    """Four ghosts in turn: four times the fixed part and the pictures, once the network and the jitter."""
+    """Four ghosts in turn: four times the fixed part and the images, once the network and the jitter."""
     fit = fit_steps([row(8, 408.0), row(64, 51.0)])
-    fixed, per_picture, across, scatter, jitter, _ = fit.parameters
+    fixed, per_image, across, scatter, jitter, _ = fit.parameters
     slowest = expected_maximum(64)
     parts = fit.parts(51, 64, 8, 4)
-    assert parts["compute"] == pytest.approx(4 * (fixed + 51 * per_picture))
+    assert parts["compute"] == pytest.approx(4 * (fixed + 51 * per_image))
     assert parts["exposed communication"] == pytest.approx(across)
     assert parts["stragglers"] == pytest.approx((4 * 51 * scatter + jitter) * slowest)
     features = np.array([4, 4 * 51, 1, 4 * 51 * slowest, slowest, 0])

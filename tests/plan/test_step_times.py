@@ -72,7 +72,7 @@ def test_damaged_files_are_refused(tmp_path: Path, key: str, value: object) -> N
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        (ROW | {"seconds": 0.03}, "contradict each other: 64 pictures in 30 ms, but 32 in 50 ms; measure again"),
+        (ROW | {"seconds": 0.03}, "contradict each other: 64 images in 30 ms, but 32 in 50 ms; measure again"),
         (ROW | {"local_batch": 32}, "hold local batch 32 twice"),
     ],
 )

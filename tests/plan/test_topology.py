@@ -24,23 +24,23 @@ def walk(pairs: list[tuple[int, int]], per_node: int, per_rack: int) -> tuple[in
     return most[0], most[1]
 
 
-def lines(num_ranks: int, stride: int, size: int) -> list[list[int]]:
-    starts = [r for r in range(num_ranks) if r % (stride * size) // stride == 0]
+def lines(world_size: int, stride: int, size: int) -> list[list[int]]:
+    starts = [r for r in range(world_size) if r % (stride * size) // stride == 0]
     return [[start + stride * along for along in range(size)] for start in starts]
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "stride", "size", "per_node", "per_rack"),
+    ("world_size", "stride", "size", "per_node", "per_rack"),
     [(64, 1, 8, 4, 3), (64, 8, 8, 4, 3), (48, 6, 8, 4, 5), (60, 1, 60, 8, 2), (72, 3, 4, 4, 2), (7, 1, 7, 4, 1)],
 )
-def test_rings_and_peers(num_ranks: int, stride: int, size: int, per_node: int, per_rack: int) -> None:
-    axis = lines(num_ranks, stride, size)
+def test_rings_and_peers(world_size: int, stride: int, size: int, per_node: int, per_rack: int) -> None:
+    axis = lines(world_size, stride, size)
     ring = [(line[i], line[(i + 1) % size]) for line in axis for i in range(size)]
     nic, rack = walk(ring, per_node, per_rack)
-    assert count_ring_flows(num_ranks, stride, size, per_node, per_rack) == Flows(1, nic, rack)
+    assert count_ring_flows(world_size, stride, size, per_node, per_rack) == Flows(1, nic, rack)
     peers = [(one, other) for line in axis for one in line for other in line if one != other]
     nic, rack = walk(peers, per_node, per_rack)
-    assert count_peer_flows(num_ranks, stride, size, per_node, per_rack) == Flows(size - 1, nic, rack)
+    assert count_peer_flows(world_size, stride, size, per_node, per_rack) == Flows(size - 1, nic, rack)
 
 
 @pytest.mark.parametrize("distance", [1, 2, 4, 8, 16, 32])

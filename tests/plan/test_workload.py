@@ -1,4 +1,4 @@
-"""Layer lists against the networks themselves, buckets against DDP's rule, updates against the engine's count."""
+"""Layer lists against the networks themselves, buckets against DDP's rule, steps against the engine's count."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from megabatch.errors import ConfigError
 from megabatch.plan.workload import fill_buckets, model_layers, workload_of
-from megabatch.schedule.batch import count_updates, parse_stages
+from megabatch.schedule.batch import count_steps, parse_stages
 from tests.plan.laboratory import two_layers, workload
 
 
@@ -73,12 +73,12 @@ def test_buckets_fill_from_the_last_layer() -> None:
 
 
 @pytest.mark.parametrize("batch", [32768, "0:34816 30:69632", "0:1024 0.5:2048 1:4096"])
-def test_updates_by_stage_are_the_engines(batch: int | str) -> None:
+def test_steps_by_stage_are_the_engines(batch: int | str) -> None:
     load = workload(batch, ghost=32)
     stages = parse_stages(batch)
-    counts = load.updates_by_stage(90)
-    assert [total for total, _ in counts] == list(stages.batch_totals)
-    wanted = count_updates(stages, 32, load.num_train, 90 * load.num_train)
+    counts = load.steps_by_stage(90)
+    assert [total for total, _ in counts] == list(stages.global_batch_sizes)
+    wanted = count_steps(stages, 32, load.num_train, 90 * load.num_train)
     assert sum(number for _, number in counts) == wanted
 
 
@@ -87,22 +87,22 @@ def test_collapses_come_on_top() -> None:
     (branch,) = load.branches
     assert branch.epochs == pytest.approx(4.5, abs=0.01)
     # The authors' files: 7638 iterations, then 402 of the collapse.
-    assert load.updates_by_stage(load.epochs) == [(14336, 7638), (14336, 402)]
+    assert load.steps_by_stage(load.epochs) == [(14336, 7638), (14336, 402)]
 
 
 @pytest.mark.parametrize(("batch", "epochs"), [(28672, 85.5), (14336, 40.0), (7168, 171.0)])
 def test_collapses_follow_another_batch_and_length_as_in_training(batch: int, epochs: float) -> None:
     """What is priced for another batch or length is what the recipe with those settings makes."""
     load = workload_of("codreanu2017").with_batch(parse_stages(batch))
-    trained = workload_of("codreanu2017", [f"train.batch_total={batch}"], epochs=epochs)
-    priced = load.updates_by_stage(epochs)
+    trained = workload_of("codreanu2017", [f"train.global_batch_size={batch}"], epochs=epochs)
+    priced = load.steps_by_stage(epochs)
     assert [total for total, _ in priced] == [batch, batch]
-    assert [number for _, number in priced] == [number for _, number in trained.updates_by_stage(trained.epochs)]
+    assert [number for _, number in priced] == [number for _, number in trained.steps_by_stage(trained.epochs)]
 
 
 def test_a_recipe_becomes_a_workload() -> None:
-    load = workload_of("demo", ["model.name=resnet18", "comm.wire=bf16"])
-    assert (load.num_train, load.num_val, load.ghost_batch) == (60_000, 10_000, 64)
+    load = workload_of("demo", ["model.name=resnet18", "comm.grad_dtype=bf16"])
+    assert (load.num_train, load.num_val, load.ghost_batch_size) == (60_000, 10_000, 64)
     assert load.bytes_per_parameter == 2
     assert load.work == pytest.approx(model_layers("resnet18")[1] / 64)  # 28 pixels instead of 224
     with pytest.raises(ConfigError, match="no layer list"):
@@ -110,14 +110,14 @@ def test_a_recipe_becomes_a_workload() -> None:
     assert workload_of("demo", layers=two_layers()).gradient_bytes == 4_000_000
 
 
-def test_pictures_held_out_and_a_limit_of_updates_count() -> None:
+def test_images_held_out_and_a_limit_of_steps_count() -> None:
     layers = two_layers()
-    held = workload_of("demo", ["data.held_out_pictures=20000"], layers)
+    held = workload_of("demo", ["data.held_out_images=20000"], layers)
     assert (held.num_train, held.num_val) == (40_000, 20_000)
-    limited = workload_of("demo", ["train.max_updates=8"], layers)
-    assert sum(number for _, number in limited.updates_by_stage(limited.epochs)) == 8
-    staged = dataclasses.replace(workload("0:1024 0.5:2048", ghost=32), max_updates=700)
-    assert [number for _, number in staged.updates_by_stage(90)] == [626, 74]
+    limited = workload_of("demo", ["train.max_steps=8"], layers)
+    assert sum(number for _, number in limited.steps_by_stage(limited.epochs)) == 8
+    staged = dataclasses.replace(workload("0:1024 0.5:2048", ghost=32), max_steps=700)
+    assert [number for _, number in staged.steps_by_stage(90)] == [626, 74]
 
 
 def test_another_width_is_another_network() -> None:

@@ -1,4 +1,4 @@
-"""Codreanu's two runs, update by update: the iterations and rates of the authors' solver files."""
+"""Codreanu's two runs, step by step: the iterations and rates of the authors' solver files."""
 
 from __future__ import annotations
 
@@ -7,38 +7,38 @@ import pytest
 from megabatch.optim.build import rates_at
 from megabatch.recipes import load_config
 from megabatch.recipes.scale import over_epochs
-from megabatch.schedule.batch import Update
+from megabatch.schedule.batch import Step
 from megabatch.train.segment import Segment, branch_clock, phases_of, segment_of, trunk_clock
 
-PICTURES = 1_281_167
+IMAGES = 1_281_167
 
 
-def walk(name: str) -> list[tuple[Segment, list[Update]]]:
-    """Every phase of the recipe with all its updates."""
+def walk(name: str) -> list[tuple[Segment, list[Step]]]:
+    """Every phase of the recipe with all its steps."""
     config = load_config(name)
-    trunk, found = trunk_clock(config, PICTURES), []
+    trunk, found = trunk_clock(config, IMAGES), []
     for phase in phases_of(config):
         segment = segment_of(config, phase, trunk, None)
-        updates = list(segment.updates(config, branch_clock(config, trunk) if phase.is_branch else trunk))
-        found.append((segment, updates))
+        steps = list(segment.steps(config, branch_clock(config, trunk) if phase.is_branch else trunk))
+        found.append((segment, steps))
         if not phase.is_branch:
-            for update in updates:
-                trunk = trunk.after(update.num_samples)
+            for step in steps:
+                trunk = trunk.after(step.num_samples)
     return found
 
 
-def rate(segment: Segment, update: Update) -> float:
-    return rates_at(segment.optimizer, update.start_epoch)["learning_rate"]
+def rate(segment: Segment, step: Step) -> float:
+    return rates_at(segment.optimizer, step.start_epoch)["lr"]
 
 
 def test_the_448_node_run() -> None:
-    (trunk, updates), (branch, collapse) = walk("codreanu2017")
-    assert (len(updates), len(collapse)) == (7638, 402)
-    assert {update.num_samples for update in [*updates, *collapse]} == {14336}
+    (trunk, steps), (branch, collapse) = walk("codreanu2017")
+    assert (len(steps), len(collapse)) == (7638, 402)
+    assert {step.num_samples for step in [*steps, *collapse]} == {14336}
     for iteration in (0, 100, 445):
-        assert rate(trunk, updates[iteration]) == pytest.approx(0.1 + (4.8 - 0.1) * iteration / 446, rel=1e-3)
+        assert rate(trunk, steps[iteration]) == pytest.approx(0.1 + (4.8 - 0.1) * iteration / 446, rel=1e-3)
     for iteration in (446, 4000, 7637):
-        assert rate(trunk, updates[iteration]) == pytest.approx(4.8 * (1 - iteration / 8040), rel=1e-3)
+        assert rate(trunk, steps[iteration]) == pytest.approx(4.8 * (1 - iteration / 8040), rel=1e-3)
     for iteration in (0, 200, 401):
         assert rate(branch, collapse[iteration]) == pytest.approx(0.254 * (1 - iteration / 402) ** 2, rel=1e-2)
     assert branch.phase.reset_momentum
@@ -49,7 +49,7 @@ def test_the_448_node_run() -> None:
 
 def test_the_cyclic_run_and_its_three_branches() -> None:
     phases = walk("codreanu2017_cyclic")
-    assert [(segment.phase.name, len(updates)) for segment, updates in phases] == [
+    assert [(segment.phase.name, len(steps)) for segment, steps in phases] == [
         ("trunk", 7800),
         ("trunk", 3750),
         ("collapse-1", 1560),
@@ -58,7 +58,7 @@ def test_the_cyclic_run_and_its_three_branches() -> None:
         ("trunk", 4750),
         ("collapse-3", 1560),
     ]
-    assert {update.num_samples for _, updates in phases for update in updates} == {4096}
+    assert {step.num_samples for _, steps in phases for step in steps} == {4096}
     assert [segment.phase.reset_momentum for segment, _ in phases] == [False] + [True] * 6
     # (phase, iteration within it, rate): the ends are those of the papers' table, the rest the solver's own formula.
     table = [
@@ -69,8 +69,8 @@ def test_the_cyclic_run_and_its_three_branches() -> None:
         (2, 0, 0.143), (4, 780, 0.143 / 4), (6, 1559, 0.143 * (1 / 1560) ** 2),
     ]  # fmt: skip
     for number, iteration, expected in table:
-        segment, updates = phases[number]
-        assert rate(segment, updates[iteration]) == pytest.approx(expected, rel=5e-3), (number, iteration)
+        segment, steps = phases[number]
+        assert rate(segment, steps[iteration]) == pytest.approx(expected, rel=5e-3), (number, iteration)
     assert {rates_at(s.optimizer, 1.0)["weight_decay"] for s, _ in phases if s.phase.is_branch} == {2e-4}
 
 

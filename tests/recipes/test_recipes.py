@@ -13,10 +13,10 @@ from megabatch.errors import ConfigError
 from megabatch.recipes import config_from_toml, load_config, recipe_names, recipe_path
 from megabatch.schedule.pieces import Piece
 
-PROMISE = '[promise]\npaper = "p"\nhardware = "h"\ntime = "t"\naccuracy = "a"\n'
+REFERENCE = '[reference]\npaper = "p"\nhardware = "h"\ntime = "t"\naccuracy = "a"\n'
 
 RECIPE = (
-    PROMISE
+    REFERENCE
     + """
 [data]
 source = "fashion-mnist"
@@ -25,12 +25,12 @@ std = [0.353]
 augment = { crop = "pad", padding = 2, flip = true }
 
 [train]
-batch_total = 1024
-ghost_batch = 64
+global_batch_size = 1024
+ghost_batch_size = 64
 epochs = 5
 
 [optimizer]
-learning_rate = [
+lr = [
   { until_epoch = 1.0, shape = "linear", start = 0.05, end = 0.8 },
   { until_epoch = 5.0, shape = "linear", start = 0.8, end = 0.0 },
 ]
@@ -56,8 +56,8 @@ def complaint(recipe: str, *overrides: str) -> str:
 def test_every_shipped_recipe_loads_and_reads_back_equal(name: str) -> None:
     config = load_config(name)
     assert config_from_toml(config.to_toml(), "the saved settings") == config
-    promise = config.promise
-    assert all((promise.paper, promise.hardware, promise.time, promise.accuracy))
+    reference = config.reference
+    assert all((reference.paper, reference.hardware, reference.time, reference.accuracy))
     assert recipe_path(name).read_text(encoding="utf-8").isascii()
 
 
@@ -75,12 +75,12 @@ def test_the_demo_is_there() -> None:
         ("data.path=/a=b/c d", lambda c: c.data.path, "/a=b/c d"),
         ("data.augment.flip=false", lambda c: c.data.augment.flip, False),
         ("data.mean=[0.25]", lambda c: c.data.mean, (0.25,)),
-        ("optimizer.learning_rate=0.25", lambda c: c.optimizer.learning_rate, 0.25),
-        ("optimizer.learning_rate.0.end=0.5", lambda c: c.optimizer.learning_rate[0].end, 0.5),
-        ('train.batch_total="0:1024 2:2048"', lambda c: c.train.batch_total, "0:1024 2:2048"),
-        ("train.batch_total=0:1024 2:2048", lambda c: c.train.batch_total, "0:1024 2:2048"),
+        ("optimizer.lr=0.25", lambda c: c.optimizer.lr, 0.25),
+        ("optimizer.lr.0.end=0.5", lambda c: c.optimizer.lr[0].end, 0.5),
+        ('train.global_batch_size="0:1024 2:2048"', lambda c: c.train.global_batch_size, "0:1024 2:2048"),
+        ("train.global_batch_size=0:1024 2:2048", lambda c: c.train.global_batch_size, "0:1024 2:2048"),
         ("model.width=8", lambda c: c.model.width, 8),
-        ("promise.paper=mine", lambda c: c.promise.paper, "mine"),
+        ("reference.paper=mine", lambda c: c.reference.paper, "mine"),
     ],
 )
 def test_an_override_reaches_its_setting(mine: str, override: str, read: Any, value: Any) -> None:
@@ -91,11 +91,11 @@ def test_an_override_reaches_its_setting(mine: str, override: str, read: Any, va
 
 
 def test_a_whole_piece_can_be_overridden_and_the_last_override_wins(mine: str) -> None:
-    piece = "optimizer.learning_rate.1={ until_epoch = 7, start = 0.3 }"
+    piece = "optimizer.lr.1={ until_epoch = 7, start = 0.3 }"
     config = load_config(mine, ["train.epochs=1", piece, "train.epochs=7"])
     assert config.train.epochs == 7
-    assert isinstance(config.optimizer.learning_rate, tuple)
-    assert config.optimizer.learning_rate[1] == Piece(until_epoch=7, start=0.3)
+    assert isinstance(config.optimizer.lr, tuple)
+    assert config.optimizer.lr[1] == Piece(until_epoch=7, start=0.3)
 
 
 @pytest.mark.parametrize(
@@ -106,30 +106,30 @@ def test_a_whole_piece_can_be_overridden_and_the_last_override_wins(mine: str) -
         ("train..epochs=3", ["section.key=value"]),
         ("train.epoch=3", ["unknown key 'train.epoch'", "did you mean 'epochs'?", "mine.toml"]),
         ("trian.epochs=3", ["unknown key 'trian'", "did you mean 'train'?"]),
-        ("train.zzzzzz=3", ["unknown key 'train.zzzzzz'", "known:", "batch_total"]),
-        ("train.ghost-batch=3", ["unknown key 'train.ghost-batch'", "did you mean 'ghost_batch'?"]),
+        ("train.zzzzzz=3", ["unknown key 'train.zzzzzz'", "known:", "global_batch_size"]),
+        ("train.ghost-batch=3", ["unknown key 'train.ghost-batch'", "did you mean 'ghost_batch_size'?"]),
         ("bad-key=3", ["unknown key 'bad-key'", "known:", "optimizer"]),
         ("int=3", ["unknown key 'int'"]),
         ("train.float=3", ["unknown key 'train.float'"]),
         ("data.augment.flop=true", ["unknown key 'data.augment.flop'", "did you mean 'flip'?"]),
-        ("optimizer.learning_rate.0.stop=3", ["unknown key 'optimizer.learning_rate.0.stop'", "until_epoch"]),
-        ("optimizer.learning_rate.7.end=3", ["optimizer.learning_rate", "0 to 1", "'7'"]),
-        ("optimizer.learning_rate.x.end=3", ["optimizer.learning_rate", "0 to 1", "'x'"]),
+        ("optimizer.lr.0.stop=3", ["unknown key 'optimizer.lr.0.stop'", "until_epoch"]),
+        ("optimizer.lr.7.end=3", ["optimizer.lr", "0 to 1", "'7'"]),
+        ("optimizer.lr.x.end=3", ["optimizer.lr", "0 to 1", "'x'"]),
         ("train.epochs.x=3", ["'train.epochs' is a plain value"]),
         ("train.epochs=many", ["'train.epochs' = 'many'", "number"]),
         ("train.epochs=", ["'train.epochs' = ''"]),
         ("train.epochs=-1", ["'train.epochs' = -1", "greater than 0"]),
         ("train.precision=fp8", ["'train.precision' = 'fp8'", "bf16"]),
         ("train=5", ["'train' = 5"]),
-        ("train.batch_total=1000", ["1000 is not a multiple", "960, 1024"]),
-        ("train.batch_total=-64", ["train.batch_total", "-64"]),
-        ("train.batch_total=0:many", ["'0:many'", "EPOCH:BATCH"]),
-        ("optimizer.learning_rate=fast", ["optimizer.learning_rate", "'fast'"]),
-        ("optimizer.learning_rate.0.start=-1", ["'optimizer.learning_rate.0.start' = -1"]),
-        ("optimizer.learning_rate.0.shape=zigzag", ["optimizer.learning_rate.0.shape", "'zigzag'", "cosine"]),
-        ("optimizer.learning_rate.1={ until_epoch = 7 }", ["lacks 'optimizer.learning_rate.1.start'"]),
-        ("optimizer.learning_rate.1={ until_epoch = 0.5, start = 1 }", ["rising until_epoch", "[1.0, 0.5]"]),
-        ("optimizer.learning_rate.1={ until_epoch = 7, start = 1, shape = 'linear' }", ["needs an `end`"]),
+        ("train.global_batch_size=1000", ["1000 is not a multiple", "960, 1024"]),
+        ("train.global_batch_size=-64", ["train.global_batch_size", "-64"]),
+        ("train.global_batch_size=0:many", ["'0:many'", "EPOCH:BATCH"]),
+        ("optimizer.lr=fast", ["optimizer.lr", "'fast'"]),
+        ("optimizer.lr.0.start=-1", ["'optimizer.lr.0.start' = -1"]),
+        ("optimizer.lr.0.shape=zigzag", ["optimizer.lr.0.shape", "'zigzag'", "cosine"]),
+        ("optimizer.lr.1={ until_epoch = 7 }", ["lacks 'optimizer.lr.1.start'"]),
+        ("optimizer.lr.1={ until_epoch = 0.5, start = 1 }", ["rising until_epoch", "[1.0, 0.5]"]),
+        ("optimizer.lr.1={ until_epoch = 7, start = 1, shape = 'linear' }", ["needs an `end`"]),
         ("data.mean=[0.1, 0.2]", ["data.mean has 2 values", "data.std 1"]),
     ],
 )
@@ -153,12 +153,12 @@ def write(folder: Path, name: str, text: str) -> str:
 
 
 def test_a_recipe_builds_on_another(tmp_path: Path) -> None:
-    write(tmp_path, "bottom", PROMISE + "[train]\nepochs = 3\nseed = 5\n[data]\nmean = [0.1]\nstd = [0.2]\n")
-    write(tmp_path, "middle", 'base = "bottom"\n[train]\nepochs = 4\n[promise]\ntime = "later"\n')
+    write(tmp_path, "bottom", REFERENCE + "[train]\nepochs = 3\nseed = 5\n[data]\nmean = [0.1]\nstd = [0.2]\n")
+    write(tmp_path, "middle", 'base = "bottom"\n[train]\nepochs = 4\n[reference]\ntime = "later"\n')
     top = write(tmp_path, "top", 'base = "middle"\n[train]\nseed = 6\n[data]\nmean = [0.3]\n')
-    config = load_config(top, ["train.ghost_batch=8"])
-    assert (config.train.epochs, config.train.seed, config.train.ghost_batch) == (4, 6, 8)
-    assert (config.promise.paper, config.promise.time) == ("p", "later")
+    config = load_config(top, ["train.ghost_batch_size=8"])
+    assert (config.train.epochs, config.train.seed, config.train.ghost_batch_size) == (4, 6, 8)
+    assert (config.reference.paper, config.reference.time) == ("p", "later")
     assert (config.data.mean, config.data.std) == ((0.3,), (0.2,))
 
 
@@ -167,7 +167,7 @@ def test_a_file_can_build_on_a_shipped_recipe_and_a_sibling_comes_first(tmp_path
     shipped = load_config("demo")
     expected = shipped.model_copy(update={"train": shipped.train.model_copy(update={"epochs": 1.25})})
     assert load_config(mine) == expected
-    write(tmp_path, "demo", PROMISE + "[train]\nseed = 9\n")
+    write(tmp_path, "demo", REFERENCE + "[train]\nseed = 9\n")
     assert load_config(mine).train.seed == 9
 
 
@@ -177,8 +177,8 @@ def test_circles_and_bad_files_are_one_line(tmp_path: Path) -> None:
     assert "builds on itself" in complaint(one)
     assert "not-there" in complaint(write(tmp_path, "orphan", 'base = "not-there"\n'))
     assert "TOML" in complaint(write(tmp_path, "torn", "[train\n"))
-    assert "lacks 'promise'" in complaint(write(tmp_path, "empty", ""))
-    assert "lacks 'promise.time'" in complaint(write(tmp_path, "half", PROMISE.replace('time = "t"\n', "")))
+    assert "lacks 'reference'" in complaint(write(tmp_path, "empty", ""))
+    assert "lacks 'reference.time'" in complaint(write(tmp_path, "half", REFERENCE.replace('time = "t"\n', "")))
     binary = tmp_path / "binary.toml"
     binary.write_bytes(b"\xff\xfe\x00")
     assert "TOML" in complaint(str(binary))
@@ -193,8 +193,8 @@ def test_a_circle_through_another_spelling_of_the_path_is_seen_too(tmp_path: Pat
 
 
 def test_config_from_toml_says_where_the_text_came_from() -> None:
-    for text in ("[train\n", PROMISE + "[train]\nepoch = 3\n", "[train]\n"):
+    for text in ("[train\n", REFERENCE + "[train]\nepoch = 3\n", "[train]\n"):
         with pytest.raises(ConfigError, match=r"'runs/a/config\.toml'") as caught:
             config_from_toml(text, source="'runs/a/config.toml'")
         assert "\n" not in str(caught.value)
-    assert isinstance(config_from_toml(PROMISE, source="here"), Config)
+    assert isinstance(config_from_toml(REFERENCE, source="here"), Config)

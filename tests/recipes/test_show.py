@@ -28,10 +28,10 @@ def test_the_list_has_a_row_for_every_recipe_with_its_claims() -> None:
     for name, row in zip(recipe_names(), rows, strict=True):
         config = load_config(name)
         for text in (
-            config.promise.time,
-            config.promise.accuracy,
-            config.promise.hardware,
-            *(f"{total:,}" for total in parse_stages(config.train.batch_total).batch_totals),
+            config.reference.time,
+            config.reference.accuracy,
+            config.reference.hardware,
+            *(f"{total:,}" for total in parse_stages(config.train.global_batch_size).global_batch_sizes),
         ):
             assert text in row
 
@@ -39,7 +39,7 @@ def test_the_list_has_a_row_for_every_recipe_with_its_claims() -> None:
 def test_a_narrow_terminal_folds_the_words_and_loses_none() -> None:
     console, out = plain_console(width=64)
     print_recipes(console)
-    assert "".join(load_config("demo").promise.hardware.split()) in _column(out.getvalue(), "hardware")
+    assert "".join(load_config("demo").reference.hardware.split()) in _column(out.getvalue(), "hardware")
 
 
 def test_no_name_is_cut_or_folded_on_a_usual_terminal() -> None:
@@ -50,11 +50,10 @@ def test_no_name_is_cut_or_folded_on_a_usual_terminal() -> None:
 
 
 def test_the_numbers_of_a_published_run() -> None:
-    updates, batch = derived_numbers(load_config("akiba2017"))
-    assert updates == "3,519 updates in 90 epochs of 1,281,167 pictures"
+    steps, batch = derived_numbers(load_config("akiba2017"))
+    assert steps == "3,519 steps in 90 epochs of 1,281,167 images"
     assert batch == (
-        "from epoch 0: 32,768 pictures an update = 1,024 ghost batches of 32, 1 on each of 1,024 workers; "
-        "2.56% of the set"
+        "from epoch 0: 32,768 images a step = 1,024 ghost batches of 32, 1 on each of 1,024 workers; 2.56% of the set"
     )
 
 
@@ -71,10 +70,10 @@ def _column(text: str, name: str) -> str:
     return "".join("".join(row[begin:].split()) for row in rows)
 
 
-def test_one_recipe_shows_its_promise_its_unknowns_and_its_file(tmp_path: Path) -> None:
+def test_one_recipe_shows_its_reference_its_unknowns_and_its_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(
-        '[promise]\npaper = "a [bold]paper[/]"\nhardware = "h"\ntime = "t"\naccuracy = "a"\n'
+        '[reference]\npaper = "a [bold]paper[/]"\nhardware = "h"\ntime = "t"\naccuracy = "a"\n'
         'unknown = ["the rate [red]", "the weather"]\n[train]\nepochs = 3  # a comment stays\n',
         encoding="utf-8",
     )
@@ -83,7 +82,7 @@ def test_one_recipe_shows_its_promise_its_unknowns_and_its_file(tmp_path: Path) 
     text = out.getvalue()
     assert "paper      a [bold]paper[/]\n" in text
     assert "unknown    the rate [red]\nunknown    the weather\n" in text
-    assert "numbers    from epoch 0: 256 pictures an update = 8 ghost batches of 32\n" in text
+    assert "numbers    from epoch 0: 256 images a step = 8 ghost batches of 32\n" in text
     assert "command" not in text.split("\n\n")[0]
     assert text.rstrip("\n").endswith(path.read_text(encoding="utf-8").rstrip("\n"))
 
@@ -92,7 +91,7 @@ def test_by_default_it_goes_to_stdout_unwrapped(capsys: pytest.CaptureFixture[st
     print_recipe("demo")
     shown = capsys.readouterr().out
     assert recipe_path("demo").read_text(encoding="utf-8").strip() in shown
-    assert f"command    {load_config('demo').promise.command}\n" in shown
+    assert f"command    {load_config('demo').reference.command}\n" in shown
 
 
 def test_an_unknown_recipe_is_refused() -> None:

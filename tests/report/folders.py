@@ -10,7 +10,7 @@ from megabatch.comm.drawing import phases_as_data
 from megabatch.comm.shape import parse_grid
 
 CONFIG = """
-[promise]
+[reference]
 paper = "none"
 hardware = "2 CPU cores"
 time = "under 5 minutes"
@@ -20,31 +20,31 @@ source = "fashion-mnist"
 [model]
 name = "resnet8"
 [train]
-batch_total = "0:256 2:512"
-ghost_batch = 64
+global_batch_size = "0:256 2:512"
+ghost_batch_size = 64
 epochs = 4
 seed = {seed}
 [comm]
 algorithm = "{algorithm}"
-wire = "fp32"
+grad_dtype = "fp32"
 [optimizer]
 name = "sgd"
-learning_rate = [{{ until_epoch = 4.0, shape = "linear", start = 0.1, end = 0.0 }}]
+lr = [{{ until_epoch = 4.0, shape = "linear", start = 0.1, end = 0.0 }}]
 """
 
 
-def row(update: int, updates_per_epoch: int = 25, **extra: Any) -> dict[str, Any]:
-    epoch = update / updates_per_epoch
+def row(step: int, steps_per_epoch: int = 25, **extra: Any) -> dict[str, Any]:
+    epoch = step / steps_per_epoch
     values: dict[str, Any] = {
-        "update": update,
+        "step": step,
         "epoch": epoch,
         "loss": 2.0 / (1 + epoch),
         "top1": min(0.95, 0.2 + 0.15 * epoch),
-        "learning_rate": 0.1 * (1 - epoch / 5),
+        "lr": 0.1 * (1 - epoch / 5),
         "momentum": 0.9,
-        "batch_total": 256 if epoch < 2 else 512,
-        "images_per_second": 3000.0 + 10 * (update % 7),
-        "update_seconds": 0.1,
+        "global_batch_size": 256 if epoch < 2 else 512,
+        "images_per_second": 3000.0 + 10 * (step % 7),
+        "step_seconds": 0.1,
         "data_seconds": 0.005,
         "forward_seconds": 0.03,
         "backward_seconds": 0.04,
@@ -52,14 +52,14 @@ def row(update: int, updates_per_epoch: int = 25, **extra: Any) -> dict[str, Any
         "compute_seconds": 0.08,
         "optimizer_seconds": 0.002,
     }
-    if update % updates_per_epoch == 0:
+    if step % steps_per_epoch == 0:
         values |= {"val_top1": 0.5 + 0.1 * epoch, "val_top5": 0.9, "val_loss": 1.0}
     return values | extra
 
 
 def make_run(
     folder: Path,
-    num_updates: int = 100,
+    num_steps: int = 100,
     workers: int = 4,
     grid: str = "2x2",
     algorithm: str = "torus",
@@ -89,8 +89,8 @@ def make_run(
     }
     (folder / "environment.json").write_text(json.dumps(environment))
     lines = []
-    for update in range(1, num_updates + 1):
-        values = row(update, **row_extra)
+    for step in range(1, num_steps + 1):
+        values = row(step, **row_extra)
         values["images_per_second"] *= speed
         lines.append(json.dumps(values) + "\n")
     (folder / "metrics.jsonl").write_text("".join(lines))
@@ -99,19 +99,19 @@ def make_run(
         | {"backward_seconds": 0.04, "communication_seconds": 0.015, "optimizer_seconds": 0.002}
         for rank in range(workers)
     ]
-    (folder / "ranks.json").write_text(json.dumps({"num_updates": 97, "left_out_updates": 3, "ranks": ranks}))
+    (folder / "ranks.json").write_text(json.dumps({"num_steps": 97, "left_out_steps": 3, "ranks": ranks}))
     summary = {
         "status": "finished",
-        "updates": num_updates,
+        "steps": num_steps,
         "epoch": 4.0,
         "workers": workers,
         "training_seconds": 145.0,
         "wall_seconds": 150.0,
         "images_per_second": 3000.0 * speed,
-        "skipped_updates": 0,
+        "skipped_steps": 0,
         "top1": 0.9117,
         "top5": 0.9986,
-        "val_pictures": 10000,
+        "val_images": 10000,
     }
     if finished:
         (folder / "summary.json").write_text(json.dumps(summary))
@@ -125,8 +125,9 @@ def make_hostile_run(folder: Path) -> Path:
     """Everything a stranger could put into a run folder, in one."""
     folder.mkdir(parents=True)
     (folder / "config.toml").write_text(
-        f"[model]\nname = {json.dumps(HOSTILE)}\n[promise]\naccuracy = {json.dumps('</script>' + HOSTILE + ' 99 %')}\n"
-        f"[train]\nbatch_total = {json.dumps(HOSTILE)}\n{json.dumps(HOSTILE)} = 1\n"
+        f"[model]\nname = {json.dumps(HOSTILE)}\n[reference]\n"
+        f"accuracy = {json.dumps('</script>' + HOSTILE + ' 99 %')}\n"
+        f"[train]\nglobal_batch_size = {json.dumps(HOSTILE)}\n{json.dumps(HOSTILE)} = 1\n"
     )
     environment = {
         "grid": [2, 2],
@@ -140,21 +141,21 @@ def make_hostile_run(folder: Path) -> Path:
     (folder / "environment.json").write_text(json.dumps(environment))
     (folder / "summary.json").write_text('{"status": "finished", "top1": NaN, "training_seconds": 1e999, "wor')
     (folder / "ranks.json").write_text(
-        json.dumps({"num_updates": -3, "ranks": [{"rank": 0, "host": HOSTILE, "data_seconds": 1.0}, 7, {"rank": "x"}]})
+        json.dumps({"num_steps": -3, "ranks": [{"rank": 0, "host": HOSTILE, "data_seconds": 1.0}, 7, {"rank": "x"}]})
     )
     (folder / "plan.json").write_text("[" * 100_000)
-    good = [json.dumps(row(update)) for update in range(1, 60)]
+    good = [json.dumps(row(step)) for step in range(1, 60)]
     bad = [
-        '{"update": 5, "loss": NaN, "epoch": Infinity}',
-        '{"update": 6, "loss": ' + "9" * 5000 + "}",
-        '{"update": "7"}',
+        '{"step": 5, "loss": NaN, "epoch": Infinity}',
+        '{"step": 6, "loss": ' + "9" * 5000 + "}",
+        '{"step": "7"}',
         "[1, 2]",
         "null",
         "\x00\x01",
-        '{"update": 8, "loss": "<b>", "phase": ' + json.dumps(HOSTILE) + "}",
+        '{"step": 8, "loss": "<b>", "phase": ' + json.dumps(HOSTILE) + "}",
         "[" * 50_000,
-        '{"update": 9, "pad": "' + "x" * 3_000_000 + '"}',
+        '{"step": 9, "pad": "' + "x" * 3_000_000 + '"}',
     ]
-    torn = '{"update": 61, "lo'
+    torn = '{"step": 61, "lo'
     (folder / "metrics.jsonl").write_text("\n".join([*good, *bad]) + "\n" + torn)
     return folder

@@ -12,20 +12,20 @@ from megabatch.report.run import read_run, read_runs
 from tests.report.folders import make_hostile_run, make_run
 
 
-def test_a_finished_run_against_its_promise(tmp_path: Path) -> None:
+def test_a_finished_run_against_its_reference(tmp_path: Path) -> None:
     run = read_run(make_run(tmp_path / "a"))
     assert headline([run]) == "resnet8 reached 91.17 % top-1 in 2 min 25 s on 4 workers"
     accuracy, time, speed = tiles(run)
-    assert (accuracy.value, accuracy.promise, accuracy.is_kept) == ("91.17 %", "at least 90 % top-1", True)
-    assert "all 10,000 validation pictures" in accuracy.detail
-    assert (time.value, time.promise) == ("2 min 25 s", "under 5 minutes on 2 CPU cores")
+    assert (accuracy.value, accuracy.reference, accuracy.is_kept) == ("91.17 %", "at least 90 % top-1", True)
+    assert "all 10,000 validation images" in accuracy.detail
+    assert (time.value, time.reference) == ("2 min 25 s", "under 5 minutes on 2 CPU cores")
     assert "n" not in speed.value or "images/s" in speed.value
-    assert "median of 95 updates" in speed.detail
+    assert "median of 95 steps" in speed.detail
     assert state(run) == ("finished", "good")
 
 
 @pytest.mark.parametrize(
-    ("top1", "promise", "wanted"),
+    ("top1", "reference", "wanted"),
     [
         (0.9, "at least 90 % top-1", True),
         (0.8999, "90%", False),
@@ -33,8 +33,8 @@ def test_a_finished_run_against_its_promise(tmp_path: Path) -> None:
         (0.76, "75.9 % (paper)", True),
     ],
 )
-def test_a_promise_is_kept_or_not_or_names_no_number(top1: float, promise: str, wanted: bool | None) -> None:
-    assert kept(top1, promise) is wanted
+def test_a_reference_is_kept_or_not_or_names_no_number(top1: float, reference: str, wanted: bool | None) -> None:
+    assert kept(top1, reference) is wanted
 
 
 def test_a_run_that_goes_on_claims_nothing_yet(tmp_path: Path) -> None:

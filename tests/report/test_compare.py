@@ -16,9 +16,9 @@ def test_only_what_differs_is_listed(tmp_path: Path) -> None:
     assert differing_settings(runs[:1] * 2) == []
 
 
-def test_a_setting_only_one_run_has_and_the_promise_which_is_no_setting(tmp_path: Path) -> None:
-    one = Run("a", tmp_path, config={"train": {"x": 1}, "promise": {"time": "a"}})
-    other = Run("b", tmp_path, config={"train": {}, "promise": {"time": "b"}})
+def test_a_setting_only_one_run_has_and_the_reference_which_is_no_setting(tmp_path: Path) -> None:
+    one = Run("a", tmp_path, config={"train": {"x": 1}, "reference": {"time": "a"}})
+    other = Run("b", tmp_path, config={"train": {}, "reference": {"time": "b"}})
     assert differing_settings([one, other]) == [("train.x", ["1", "-"])]
 
 

@@ -44,9 +44,9 @@ def test_three_files_a_figure_equal_on_repetition(tmp_path: Path) -> None:
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
     for figure in made:
         assert (tmp_path / "one" / f"{figure.key}.csv").read_text() == csv_text(figure)
-        with Image.open(tmp_path / "one" / f"{figure.key}.png") as picture:
-            assert picture.size[0] > 1000
-            extremes = picture.convert("L").getextrema()
+        with Image.open(tmp_path / "one" / f"{figure.key}.png") as image:
+            assert image.size[0] > 1000
+            extremes = image.convert("L").getextrema()
             assert extremes[0] < 100  # type: ignore[operator]
         root = ET.fromstring((tmp_path / "one" / f"{figure.key}.svg").read_text())
         words = "".join(text for text in root.itertext())

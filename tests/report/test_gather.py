@@ -11,7 +11,7 @@ from megabatch.report.run import read_run, read_runs
 from tests.report.folders import make_hostile_run, make_run
 
 KEYS = [
-    *("accuracy", "loss", "learning_rate", "batch_total", "momentum", "images_per_second", "step_split", "ranks"),
+    *("accuracy", "loss", "lr", "global_batch_size", "momentum", "images_per_second", "step_split", "ranks"),
     *("all_reduce", "efficiency", "predicted", "noise_scale", "ensemble"),
 ]
 

@@ -51,7 +51,7 @@ def version(server: LiveServer) -> str:
     return server.current()[0].version
 
 
-def test_the_page_and_its_updates(server: LiveServer, folder: Path) -> None:
+def test_the_page_and_its_steps(server: LiveServer, folder: Path) -> None:
     status, body, headers = ask(server, "/")
     assert status == 200
     assert b'"live":true' in body

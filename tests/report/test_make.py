@@ -60,7 +60,7 @@ def test_a_hostile_folder_gives_a_page(tmp_path: Path) -> None:
     "words", [["nowhere"], ["a", "--output", "missing/x.html"], ["a", "--network", "nothing.json"]]
 )
 def test_mistakes_are_one_line_and_exit_code_2(tmp_path: Path, words: list[str]) -> None:
-    make_run(tmp_path / "a", num_updates=3)
+    make_run(tmp_path / "a", num_steps=3)
     done = report(*words, cwd=tmp_path)
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1

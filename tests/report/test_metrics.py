@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from megabatch.report.metrics import LEFT_OUT_UPDATES, MAX_SAMPLE, NUM_BUCKETS, Column, read_metrics_file
+from megabatch.report.metrics import LEFT_OUT_STEPS, MAX_SAMPLE, NUM_BUCKETS, Column, read_metrics_file
 
 
 def write(path: Path, num_rows: int, spikes: dict[int, float] | None = None) -> Path:
     spikes = spikes or {}
     with open(path, "w") as file:
-        for update in range(1, num_rows + 1):
-            loss = spikes.get(update, 1.0 + math.sin(update / 50) / 10)
-            file.write(json.dumps({"update": update, "epoch": update / 100, "loss": loss}) + "\n")
+        for step in range(1, num_rows + 1):
+            loss = spikes.get(step, 1.0 + math.sin(step / 50) / 10)
+            file.write(json.dumps({"step": step, "epoch": step / 100, "loss": loss}) + "\n")
     return path
 
 
@@ -28,7 +28,7 @@ def test_a_short_file_keeps_every_row(tmp_path: Path) -> None:
     metrics, problem = read_metrics_file(write(tmp_path / "m", 4 * NUM_BUCKETS))
     assert problem == ""
     assert not metrics.is_thinned
-    assert [p.update for p in metrics.points("loss")] == list(range(1, 4 * NUM_BUCKETS + 1))
+    assert [p.step for p in metrics.points("loss")] == list(range(1, 4 * NUM_BUCKETS + 1))
     assert metrics.points("nothing") == []
 
 
@@ -40,18 +40,16 @@ def test_a_long_file_keeps_first_last_and_every_spike(tmp_path: Path) -> None:
     assert metrics.num_rows == 12_345
     assert len(points) <= 4 * NUM_BUCKETS
     assert points == sorted(points, key=lambda p: p.row)
-    kept = {int(p.update): p.value for p in points}
-    assert {update: kept.get(update) for update in spikes} == spikes
+    kept = {int(p.step): p.value for p in points}
+    assert {step: kept.get(step) for step in spikes} == spikes
     assert metrics.columns["loss"].num_values == 12_345
 
 
-def test_quantiles_leave_out_the_first_updates_and_agree_with_sorting(tmp_path: Path) -> None:
-    metrics, _ = read_metrics_file(
-        write(tmp_path / "m", 1001, dict.fromkeys(range(1, LEFT_OUT_UPDATES + 1), 1000000.0))
-    )
+def test_quantiles_leave_out_the_first_steps_and_agree_with_sorting(tmp_path: Path) -> None:
+    metrics, _ = read_metrics_file(write(tmp_path / "m", 1001, dict.fromkeys(range(1, LEFT_OUT_STEPS + 1), 1000000.0)))
     column = metrics.columns["loss"]
-    values = sorted(p.value for p in column.points[LEFT_OUT_UPDATES:])
-    assert len(column.sample) == len(values) == 1001 - LEFT_OUT_UPDATES
+    values = sorted(p.value for p in column.points[LEFT_OUT_STEPS:])
+    assert len(column.sample) == len(values) == 1001 - LEFT_OUT_STEPS
     for part in (0.05, 0.5, 0.95, 1.0):
         assert column.quantile(part) == values[math.ceil(part * len(values)) - 1]
     assert Column().quantile(0.5) is None
@@ -68,18 +66,18 @@ def test_the_sample_for_quantiles_is_bounded_and_stays_even() -> None:
 
 
 def test_stages_are_marked_where_they_change(tmp_path: Path) -> None:
-    lines = [{"update": n, "epoch": n / 10, "loss": 1.0, "phase": "warm-up" if n < 5 else "main"} for n in range(1, 9)]
+    lines = [{"step": n, "epoch": n / 10, "loss": 1.0, "phase": "warm-up" if n < 5 else "main"} for n in range(1, 9)]
     (tmp_path / "m").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert read_metrics_file(tmp_path / "m")[0].stages == ((0.1, "warm-up"), (0.5, "main"))
 
 
 def test_damaged_lines_are_counted_and_the_others_kept(tmp_path: Path) -> None:
     lines = [
-        '{"update": 1, "loss": 1.5}',
-        '{"update": NaN}',
+        '{"step": 1, "loss": 1.5}',
+        '{"step": NaN}',
         "nonsense",
         "[]",
-        '{"update": 2, "loss": Infinity}',
+        '{"step": 2, "loss": Infinity}',
         '{"upd',
     ]
     (tmp_path / "m").write_text("\n".join(lines))
@@ -111,9 +109,9 @@ def test_a_line_of_two_gigabytes_is_passed_over_in_little_memory(tmp_path: Path,
     """The file is sparse: it takes no space on disk, and reads as so many zero bytes in one line."""
     path = tmp_path / "metrics.jsonl"
     with open(path, "wb") as file:
-        file.write(b'{"update": 1, "loss": 1.0}\n')
+        file.write(b'{"step": 1, "loss": 1.0}\n')
         file.seek(megabytes * 2**20)
-        file.write(b'\n{"update": 2, "loss": 2.0}\n')
+        file.write(b'\n{"step": 2, "loss": 2.0}\n')
     words = [sys.executable, "-c", READ_LIMITED, str(path)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=True)
     num_rows, num_damaged, grown = map(int, done.stdout.split())

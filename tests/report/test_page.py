@@ -73,7 +73,7 @@ def test_the_policy_allows_exactly_the_scripts_of_the_page(tmp_path: Path) -> No
 
 
 def test_data_of_every_figure_equals_its_csv(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "a", num_updates=2000)
+    folder = make_run(tmp_path / "a", num_steps=2000)
     drawn = {figure["key"]: figure for figure in data_in(html(folder))["figures"]}
     figures = [one for one in all_figures([read_run(folder)]) if isinstance(one, Figure)]
     assert set(drawn) == {figure.key for figure in figures}
@@ -101,7 +101,7 @@ def test_the_version_follows_the_content(tmp_path: Path) -> None:
     before = build_page([read_run(folder)]).version
     assert build_page([read_run(folder)]).version == before
     with open(folder / "metrics.jsonl", "a") as file:
-        file.write('{"update": 101, "epoch": 4.04, "loss": 0.1}\n')
+        file.write('{"step": 101, "epoch": 4.04, "loss": 0.1}\n')
     assert build_page([read_run(folder)]).version != before
 
 

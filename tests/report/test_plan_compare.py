@@ -22,16 +22,16 @@ PREDICTION: dict[str, Any] = {
     "compute_seconds": about(0.085),
     "communication_and_waiting_seconds": about(0.01),
     "data_seconds": about(0.0),
-    "images_per_second": about(5120.0),  # of 512 pictures an update
+    "images_per_second": about(5120.0),  # of 512 images a step
     "training_seconds": about(145.0),
-    "updates": 100,
+    "steps": 100,
 }
 PLAN: dict[str, Any] = {
     "megabatch_plan": 1,
     "workers": 4,
     "grid": "2x2",
-    "overrides": ["comm.wire=fp32", "train.batch_total=512", "optimizer.learning_rate.0.end=0.0", "data.path=/there"],
-    "settings": {"comm.algorithm": "torus", "train.batch_total": "0:256 2:512", "train.ghost_batch": 64},
+    "overrides": ["comm.grad_dtype=fp32", "train.global_batch_size=512", "optimizer.lr.0.end=0.0", "data.path=/there"],
+    "settings": {"comm.algorithm": "torus", "train.global_batch_size": "0:256 2:512", "train.ghost_batch_size": 64},
     "prediction": PREDICTION,
 }
 
@@ -46,13 +46,13 @@ def parts_of(folder: Path) -> dict[str, PartComparison]:
     return {one.part: one for one in compare_run(folder).parts}
 
 
-def test_updates_of_the_priced_batch_are_compared_without_the_first(tmp_path: Path) -> None:
+def test_steps_of_the_priced_batch_are_compared_without_the_first(tmp_path: Path) -> None:
     found = compare_run(planned_run(tmp_path / "a"))
     parts = {one.part: one for one in found}
-    names = ["update", "compute", "communication and waiting", "waiting for data", "images/s", "training"]
+    names = ["step", "compute", "communication and waiting", "waiting for data", "images/s", "training"]
     assert list(parts) == names
     assert (found.differences, found.difference_line, found.remark) == ((), "", "")
-    assert parts["update"].num_measured == 51  # those of 512 pictures
+    assert parts["step"].num_measured == 51  # those of 512 images
     assert parts["compute"].measured == 0.08
     assert parts["training"].measured == 150.0  # the wall clock: the plan counts evaluations
     assert not parts["communication and waiting"].inside
@@ -61,11 +61,11 @@ def test_updates_of_the_priced_batch_are_compared_without_the_first(tmp_path: Pa
     assert data["parts"][0]["inside"] is True
     small = {**PREDICTION, "images_per_second": about(2560.0)}
     parts = parts_of(planned_run(tmp_path / "b", {**PLAN, "prediction": small}))
-    assert parts["update"].num_measured == 44  # those of 256 pictures, first five left out
+    assert parts["step"].num_measured == 44  # those of 256 images, first five left out
 
 
 def test_a_part_predicted_as_nothing_may_take_a_little(tmp_path: Path) -> None:
-    # 5 ms of an update of 100 ms is more than 2 %; 1.9 ms is not.
+    # 5 ms of a step of 100 ms is more than 2 %; 1.9 ms is not.
     assert not parts_of(planned_run(tmp_path / "a"))["waiting for data"].inside
     part = parts_of(planned_run(tmp_path / "b", data_seconds=0.0019))["waiting for data"]
     assert part.inside
@@ -74,27 +74,27 @@ def test_a_part_predicted_as_nothing_may_take_a_little(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_not_the_plans_is_told(tmp_path: Path) -> None:
-    plan = {**PLAN, "workers": 2, "overrides": ["comm.wire=fp16"], "settings": {"train.batch_total": 2048}}
+    plan = {**PLAN, "workers": 2, "overrides": ["comm.grad_dtype=fp16"], "settings": {"train.global_batch_size": 2048}}
     found = compare_run(planned_run(tmp_path / "a", plan, workers=1, grid="1x1"))
     assert found.difference_line == (
-        "the run differs from its plan: 1 worker instead of 2, comm.wire fp32 instead of fp16, "
-        "train.batch_total 0:256 2:512 instead of 2048"
+        "the run differs from its plan: 1 worker instead of 2, comm.grad_dtype fp32 instead of fp16, "
+        "train.global_batch_size 0:256 2:512 instead of 2048"
     )
     found = compare_run(planned_run(tmp_path / "b", {**PLAN, "grid": "4x1"}))
     assert found.differences == ("grid 2x2 instead of 4x1",)
-    # Settings that agree, and updates that do not: the run was stopped before its larger batch, or chose its own.
+    # Settings that agree, and steps that do not: the run was stopped before its larger batch, or chose its own.
     huge = {**PREDICTION, "images_per_second": about(10240.0)}
     found = compare_run(planned_run(tmp_path / "c", {**PLAN, "prediction": huge}))
-    assert found.differences == ("updates of 512 pictures instead of 1,024",)
+    assert found.differences == ("steps of 512 images instead of 1,024",)
 
 
 def test_another_training_is_not_timed_as_a_whole(tmp_path: Path) -> None:
-    found = compare_run(planned_run(tmp_path / "a", {**PLAN, "prediction": {**PREDICTION, "updates": 200}}))
+    found = compare_run(planned_run(tmp_path / "a", {**PLAN, "prediction": {**PREDICTION, "steps": 200}}))
     assert "training" not in {one.part for one in found.parts}
-    assert "the run made 100 updates, the plan counted 200" in found.remark
+    assert "the run made 100 steps, the plan counted 200" in found.remark
     found = compare_run(planned_run(tmp_path / "b", finished=False))
     assert "not finished" in found.remark
-    assert "training" in parts_of(planned_run(tmp_path / "c", {**PLAN, "prediction": {**PREDICTION, "updates": 99}}))
+    assert "training" in parts_of(planned_run(tmp_path / "c", {**PLAN, "prediction": {**PREDICTION, "steps": 99}}))
 
 
 def test_folders_that_cannot_be_compared_are_one_line(tmp_path: Path) -> None:
@@ -113,8 +113,8 @@ def test_folders_that_cannot_be_compared_are_one_line(tmp_path: Path) -> None:
     assert "holds no prediction" in refused(planned_run(tmp_path / "empty", {"prediction": {"step_seconds": {}}}))
     assert "holds no prediction" in refused(planned_run(tmp_path / "list", {"prediction": [1]}))
     (planned_run(tmp_path / "no metrics") / "metrics.jsonl").unlink()
-    assert "0 updates (metrics.jsonl is not there); at least 6" in refused(tmp_path / "no metrics")
-    assert "5 updates; at least 6" in refused(planned_run(tmp_path / "short", num_updates=5))
+    assert "0 steps (metrics.jsonl is not there); at least 6" in refused(tmp_path / "no metrics")
+    assert "5 steps; at least 6" in refused(planned_run(tmp_path / "short", num_steps=5))
 
 
 def test_hostile_values_are_passed_over(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_hostile_values_are_passed_over(tmp_path: Path) -> None:
     }
     folder = planned_run(tmp_path / "a", plan)
     with open(folder / "metrics.jsonl", "a", encoding="utf-8") as file:
-        file.write('nonsense\n[1]\n{"update": 7, "update_seconds": "x"}\n' + json.dumps(row(7)))
+        file.write('nonsense\n[1]\n{"step": 7, "step_seconds": "x"}\n' + json.dumps(row(7)))
     found = compare_run(folder)
-    assert [one.part for one in found.parts] == ["update", "communication and waiting", "images/s"]
+    assert [one.part for one in found.parts] == ["step", "communication and waiting", "images/s"]
     assert found.differences == ()

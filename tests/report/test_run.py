@@ -13,24 +13,24 @@ from tests.report.folders import make_hostile_run, make_run
 
 def test_a_whole_run(tmp_path: Path) -> None:
     run = read_run(make_run(tmp_path / "mine"))
-    assert (run.name, run.num_workers, run.grid_text, run.algorithm) == ("mine", 4, "2x2", "torus")
+    assert (run.name, run.world_size, run.grid_text, run.algorithm) == ("mine", 4, "2x2", "torus")
     assert run.is_finished
     assert run.problems == ()
     assert run.metrics.num_rows == 100
-    assert setting(run, "train.ghost_batch") == 64
+    assert setting(run, "train.ghost_batch_size") == 64
     assert setting(run, "train.nothing.deeper") is None
 
 
 def test_a_run_that_goes_on(tmp_path: Path) -> None:
     run = read_run(make_run(tmp_path / "a", finished=False))
     assert not run.is_finished
-    assert run.num_workers == 4
+    assert run.world_size == 4
 
 
 def test_a_hostile_run_is_read_and_its_damage_named(tmp_path: Path) -> None:
     run = read_run(make_hostile_run(tmp_path / "a"))
     assert run.summary == {}
-    assert run.metrics.num_rows == 59 + 2  # what names an update counts as a row
+    assert run.metrics.num_rows == 59 + 2  # what names a step counts as a row
     said = "; ".join(run.problems)
     assert "summary.json is not whole JSON" in said
     assert "plan.json is not whole JSON" in said
@@ -50,5 +50,5 @@ def test_what_is_no_run_is_one_line(tmp_path: Path, content: str | None) -> None
 
 
 def test_runs_of_equal_name_are_told_apart(tmp_path: Path) -> None:
-    folders = [make_run(tmp_path / parent / "same", num_updates=3) for parent in ("a", "b", "c")]
+    folders = [make_run(tmp_path / parent / "same", num_steps=3) for parent in ("a", "b", "c")]
     assert [run.name for run in read_runs(folders)] == ["same", "same (2)", "same (3)"]

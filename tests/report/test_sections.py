@@ -62,7 +62,7 @@ def test_no_row_of_cards_has_a_gap() -> None:
 
 
 def test_tables_are_short_and_say_of_how_many_values(tmp_path: Path) -> None:
-    html = figures_html(make_run(tmp_path / "a", num_updates=500))
+    html = figures_html(make_run(tmp_path / "a", num_steps=500))
     assert "40 of 520 values" in html
     assert max(table.count("<tr>") for table in re.findall(r"<table>.*?</table>", html)) <= 41
 
@@ -84,7 +84,7 @@ def test_a_comparison_shows_results_and_what_differs(tmp_path: Path) -> None:
     assert "settings of these runs are equal" in conditions_section([runs[0], runs[0]])
 
 
-def test_a_broken_promise_is_shown_as_such(tmp_path: Path) -> None:
+def test_a_broken_reference_is_shown_as_such(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a")
     (folder / "summary.json").write_text((folder / "summary.json").read_text().replace("0.9117", "0.5"))
     assert "not reached" in claim_section([read_run(folder)])

@@ -19,7 +19,7 @@ from tests.report.folders import make_hostile_run, make_run
 def drawn(algorithm: str, grid: str) -> list[tuple[DrawnPhase, list[list[tuple[int, int]]]]]:
     shape = parse_grid(grid)
     found = [drawn_phase(row, len(shape.sizes)) for row in phases_as_data(shape)[algorithm]]
-    sides = [shape.num_ranks // shape.sizes[-1], shape.sizes[-1]]
+    sides = [shape.world_size // shape.sizes[-1], shape.sizes[-1]]
     return [(phase, moves(phase, sides)) for phase in found if phase is not None]
 
 
@@ -46,7 +46,7 @@ def test_as_many_steps_are_drawn_as_the_phase_list_counts(algorithm: str, grid: 
 def reach(algorithm: str, grid: str) -> list[set[int]]:
     """Whose contribution could have arrived where, if every message carried all that its sender has."""
     shape = parse_grid(grid)
-    held = [{rank} for rank in range(shape.num_ranks)]
+    held = [{rank} for rank in range(shape.world_size)]
     for _, steps in drawn(algorithm, grid):
         for step in steps:
             before = [set(one) for one in held]
@@ -58,7 +58,7 @@ def reach(algorithm: str, grid: str) -> list[set[int]]:
 @pytest.mark.parametrize("grid", ["2x2", "2x3", "3x4", "1x5"])
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "two_way_torus"])
 def test_every_contribution_can_reach_every_worker(algorithm: str, grid: str) -> None:
-    everyone = set(range(parse_grid(grid).num_ranks))
+    everyone = set(range(parse_grid(grid).world_size))
     assert reach(algorithm, grid) == [everyone] * len(everyone)
 
 

@@ -15,7 +15,7 @@ from megabatch.schedule.noise import NoiseSample
 
 
 def made(**changes: float) -> AdaptiveBatch:
-    options: dict[str, float] = {"patience": 3, "lead_updates": 4, "from_epoch": 1.0, **changes}
+    options: dict[str, float] = {"patience": 3, "lead_steps": 4, "from_epoch": 1.0, **changes}
     return AdaptiveBatch(64, 300, 8, **options)  # type: ignore[arg-type]
 
 
@@ -24,7 +24,7 @@ def average(scale: float) -> NoiseSample:
 
 
 def batches(control: AdaptiveBatch, scales: Sequence[float], epoch: float = 2.0) -> list[int]:
-    """The batch of every update of a run in which these noise scales are measured one after the other."""
+    """The batch of every step of a run in which these noise scales are measured one after the other."""
     found = []
     for number, scale in enumerate(scales):
         found.append(control.wait_for(number))
@@ -34,7 +34,7 @@ def batches(control: AdaptiveBatch, scales: Sequence[float], epoch: float = 2.0)
 
 def test_it_grows_after_patience_and_lead_up_to_the_bound_and_never_shrinks() -> None:
     found = batches(made(), [1000.0] * 40 + [1.0] * 10)
-    # Three measurements in favour (updates 0-2), then four updates that are already settled: 7 of 64.
+    # Three measurements in favour (steps 0-2), then four steps that are already settled: 7 of 64.
     assert found[:8] == [64] * 7 + [128]
     changes = [number for number, (a, b) in enumerate(pairwise(found), start=1) if a != b]
     assert [found[number] for number in changes] == [128, 256, 296]  # 300 is no multiple of 8
@@ -71,7 +71,7 @@ def test_threshold_scales_the_demand() -> None:
     assert set(batches(made(threshold=2.0), [255.0] * 20)) == {64}
 
 
-def test_updates_without_a_measurement_neither_help_nor_harm() -> None:
+def test_steps_without_a_measurement_neither_help_nor_harm() -> None:
     control = made()
     for number in range(9):
         control.observe(2.0, average(1000.0) if number % 3 == 0 else None)
@@ -82,7 +82,7 @@ def test_updates_without_a_measurement_neither_help_nor_harm() -> None:
 @example([1000.0] * 30, 2).via("patience half used up")
 @example([1000.0] * 30, 5).via("decided, not yet in effect")
 @settings(max_examples=60, deadline=None)
-def test_resumed_anywhere_it_makes_the_same_updates(scales: list[float], stop: int) -> None:
+def test_resumed_anywhere_it_makes_the_same_steps(scales: list[float], stop: int) -> None:
     whole = batches(made(), scales)
     first, second = made(), made()
     batches(first, scales[:stop])
@@ -101,7 +101,7 @@ def test_who_prepares_ahead_waits_for_what_is_not_settled() -> None:
     ahead = threading.Thread(target=lambda: got.extend(control.wait_for(n) for n in range(10)))
     ahead.start()
     ahead.join(timeout=0.3)
-    assert len(got) == 5  # updates 0 to 4 need no measurement
+    assert len(got) == 5  # steps 0 to 4 need no measurement
     for _ in range(5):
         control.observe(2.0, average(1000.0))
     ahead.join(timeout=10)

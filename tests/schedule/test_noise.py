@@ -9,8 +9,8 @@ from megabatch.errors import ConfigError
 from megabatch.schedule.noise import (
     NoiseAverage,
     NoiseSample,
+    noise_keeping_lr,
     noise_keeping_momentum,
-    noise_keeping_rate,
     noise_sample,
     sgd_noise_scale,
 )
@@ -20,7 +20,7 @@ def test_smiths_noise_scale_and_both_ways_to_keep_it() -> None:
     before = sgd_noise_scale(3.2, 0.9, 8192, 1_281_167)
     assert before == pytest.approx(3.2 * 1_281_167 / (8192 * 0.1))
     assert sgd_noise_scale(3.2, 0.9, 16384, 1_281_167) == pytest.approx(before / 2)
-    assert sgd_noise_scale(noise_keeping_rate(3.2, 2), 0.9, 16384, 1_281_167) == pytest.approx(before)
+    assert sgd_noise_scale(noise_keeping_lr(3.2, 2), 0.9, 16384, 1_281_167) == pytest.approx(before)
     assert noise_keeping_momentum(0.9, 2) == pytest.approx(0.95)
     assert sgd_noise_scale(3.2, noise_keeping_momentum(0.9, 5), 5 * 8192, 1_281_167) == pytest.approx(before)
     assert noise_keeping_momentum(0.9, 0.5) == pytest.approx(0.8)  # a smaller batch needs less
@@ -34,7 +34,7 @@ def test_a_batch_that_shrinks_too_far_cannot_keep_the_noise_by_momentum() -> Non
 @pytest.mark.parametrize("sizes", [[8] * 6, [8, 4, 16, 2], [32, 32]])
 @pytest.mark.parametrize("by_size", [True, False])
 def test_estimates_are_unbiased_for_any_sizes_and_weights(sizes: list[int], by_size: bool) -> None:
-    """Gaussian gradients with known mean and covariance, 5 dimensions, averaged over many updates."""
+    """Gaussian gradients with known mean and covariance, 5 dimensions, averaged over many steps."""
     numbers = np.random.default_rng(3)
     mean = np.array([0.5, -0.2, 0.1, 0.0, 0.3])
     deviation = np.array([1.0, 2.0, 0.5, 1.5, 0.1])

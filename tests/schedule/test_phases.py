@@ -40,5 +40,5 @@ def test_seeds_of_branches_are_their_own_and_stay_what_they_are() -> None:
     seeds = {branch_seed(seed, member) for seed in range(50) for member in range(6)}
     assert len(seeds) == 50 * 6
     assert all(0 <= seed < 2**63 for seed in seeds)
-    # A run that is resumed years later must find the same pictures.
+    # A run that is resumed years later must find the same images.
     assert branch_seed(0, 1) == 28940085870209527

@@ -33,10 +33,11 @@ if what in (0.2, 0.3) and not resumed:
     while not signals or what == 0.3:
         time.sleep(0.01)
     status = "stopped"
-top1 = 0.5 + 0.01 * train["seed"] + train["batch_total"] / 10000
+top1 = 0.5 + 0.01 * train["seed"] + train["global_batch_size"] / 10000
 (folder / "summary.json").write_text(json.dumps({
-    "status": status, "top1": top1, "ensemble_top1": top1 + 0.1, "updates": 640 // train["batch_total"], "epoch": 2.0,
-    "training_seconds": 1.0, "workers": 1, "skipped_updates": 0}))
+    "status": status, "top1": top1, "ensemble_top1": top1 + 0.1, "steps": 640 // train["global_batch_size"],
+    "epoch": 2.0,
+    "training_seconds": 1.0, "workers": 1, "skipped_steps": 0}))
 """
 
 
@@ -58,7 +59,7 @@ title = "tiny"
 recipe = "demo"
 seeds = 2
 margin_points = 1.5
-set = ["train.ghost_batch=32", "train.batch_total=64", "train.label_smoothing=0"]
+set = ["train.ghost_batch_size=32", "train.global_batch_size=64", "train.label_smoothing=0"]
 
 [[arm]]
 name = "Small"
@@ -69,7 +70,7 @@ seeds = 3
 name = "large 2x"
 like = "Small"
 group = "ours"
-set = ["train.batch_total=128"]
+set = ["train.global_batch_size=128"]
 
 [[arm]]
 name = "large 2x, ensemble"

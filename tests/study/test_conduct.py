@@ -60,16 +60,16 @@ def test_real_training(tmp_path: Path) -> None:
     """Two tiny runs, one per size of batch, side by side; afterwards nothing is left to do."""
     changes = (
         *("data.source=generated", "data.generated.num_train=96", "data.generated.num_val=40", "data.image_size=8"),
-        *("model.width=4", "train.epochs=1", "train.ghost_batch=16", "train.threads_per_worker=1"),
+        *("model.width=4", "train.epochs=1", "train.ghost_batch_size=16", "train.threads_per_worker=1"),
     )
     request = StudyRequest(
-        "demo", ("train.batch_total=32,64",), changes, seeds=1, num_jobs=2, output=tmp_path, as_json=True
+        "demo", ("train.global_batch_size=32,64",), changes, seeds=1, num_jobs=2, output=tmp_path, as_json=True
     )
     assert conduct(request) == 0
     rows = json.loads((tmp_path / "study.json").read_text())["arms"]
-    assert [(row["updates"], row["n"]) for row in rows] == [(3, 1), (2, 1)]
-    for row, folder in zip(rows, ("train.batch_total-32", "train.batch_total-64"), strict=True):
+    assert [(row["steps"], row["n"]) for row in rows] == [(3, 1), (2, 1)]
+    for row, folder in zip(rows, ("train.global_batch_size-32", "train.global_batch_size-64"), strict=True):
         summary = json.loads((tmp_path / folder / "seed-0" / "summary.json").read_text())
         assert row["mean_percent"] == pytest.approx(100 * summary["top1"])
-        assert summary["val_pictures"] == 40
+        assert summary["val_images"] == 40
     assert conduct(request) == 0

@@ -39,8 +39,8 @@ def study(study_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def write_run(folder: Path, top1: float, status: str = "finished") -> None:
     folder.mkdir(parents=True)
-    summary = {"status": status, "top1": top1, "updates": 1, "epoch": 1.0, "training_seconds": 1.0}
-    (folder / "summary.json").write_text(json.dumps(summary | {"workers": 1, "skipped_updates": 0}))
+    summary = {"status": status, "top1": top1, "steps": 1, "epoch": 1.0, "training_seconds": 1.0}
+    (folder / "summary.json").write_text(json.dumps(summary | {"workers": 1, "skipped_steps": 0}))
 
 
 def test_each_finished_run_is_evaluated_once(study: Study, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from megabatch.errors import ConfigError
-from megabatch.schedule.batch import count_updates, parse_stages
+from megabatch.schedule.batch import count_steps, parse_stages
 from megabatch.study.plan import from_file, from_grid, is_study_file, run_key
 
 
@@ -16,10 +16,10 @@ def test_arms_of_a_file(study_file: Path) -> None:
     small, large, ensemble = study.arms
     assert (study.baseline, study.margin_points) == ("Small", 1.5)
     assert large.overrides == (
-        "train.ghost_batch=32",
-        "train.batch_total=64",
+        "train.ghost_batch_size=32",
+        "train.global_batch_size=64",
         "train.label_smoothing=0",
-        "train.batch_total=128",
+        "train.global_batch_size=128",
         "train.epochs=2",
     )
     assert (small.seeds, large.seeds, ensemble.seeds) == (3, 2, 2)
@@ -35,7 +35,7 @@ def test_runs_of_a_file(study_file: Path) -> None:
         *(("large 2x", seed) for seed in range(2)),
     ]
     assert [run.config.train.seed for run in runs] == [0, 1, 2, 0, 1]
-    assert [run.config.train.batch_total for run in runs] == [64, 64, 64, 128, 128]
+    assert [run.config.train.global_batch_size for run in runs] == [64, 64, 64, 128, 128]
     assert runs[3].key == "large-2x/seed-0" == run_key("large 2x", 0)
     assert study.runs_of(study.arms[2]) == ["large-2x/seed-0", "large-2x/seed-1"]
 
@@ -47,15 +47,15 @@ def test_a_recipe_beside_the_study_is_found(tmp_path: Path, study_file: Path) ->
 
 
 def test_a_grid_is_every_combination() -> None:
-    study = from_grid("demo", ["train.batch_total=64,128", 'train.batch_total="0:64,1:128"'], 1)
+    study = from_grid("demo", ["train.global_batch_size=64,128", 'train.global_batch_size="0:64,1:128"'], 1)
     assert [arm.overrides for arm in study.arms] == [
-        ("train.batch_total=64", 'train.batch_total="0:64,1:128"'),
-        ("train.batch_total=128", 'train.batch_total="0:64,1:128"'),
+        ("train.global_batch_size=64", 'train.global_batch_size="0:64,1:128"'),
+        ("train.global_batch_size=128", 'train.global_batch_size="0:64,1:128"'),
     ]
-    three = from_grid("demo", ["model.width=4,8,16", "norm.newest_share=0.1,1.0"], 2, ["train.epochs=1"])
+    three = from_grid("demo", ["model.width=4,8,16", "norm.momentum=0.1,1.0"], 2, ["train.epochs=1"])
     assert len(three.arms) == 6
     assert len(three.runs()) == 12
-    assert {arm.against for arm in three.arms} == {"model.width=4  norm.newest_share=0.1"}
+    assert {arm.against for arm in three.arms} == {"model.width=4  norm.momentum=0.1"}
     assert all(run.config.train.epochs == 1 for run in three.runs())
     lists = from_grid("demo", ["data.mean=[0.1],[0.2]"], 1)
     assert [run.config.data.mean for run in lists.runs()] == [(0.1,), (0.2,)]
@@ -109,16 +109,14 @@ STUDIES = Path(__file__).parents[2] / "studies"
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted(STUDIES.glob("*.toml")) if is_study_file(str(path))])
 def test_shipped_studies_can_be_run(name: str) -> None:
-    """Every arm builds, and the largest batch of a long study gets the 600 updates without which it shows nothing."""
+    """Every arm builds, and the largest batch of a long study gets the 600 steps without which it shows nothing."""
     study = from_file(STUDIES / f"{name}.toml")
     for run in study.runs():
-        stages = parse_stages(run.config.train.batch_total)
-        pictures = run.config.data.max_train_pictures
-        updates = count_updates(
-            stages, run.config.train.ghost_batch, pictures, round(run.config.train.epochs * pictures)
-        )
+        stages = parse_stages(run.config.train.global_batch_size)
+        images = run.config.data.max_train_images
+        steps = count_steps(stages, run.config.train.ghost_batch_size, images, round(run.config.train.epochs * images))
         assert run.config.train.threads_per_worker == 1
-        assert updates >= (300 if name == "short" else 600) or run.config.train.max_updates
+        assert steps >= (300 if name == "short" else 600) or run.config.train.max_steps
 
 
 def test_a_setting_that_does_not_exist_is_told_before_anything_runs() -> None:
@@ -129,14 +127,16 @@ def test_a_setting_that_does_not_exist_is_told_before_anything_runs() -> None:
 def test_scale_and_epochs_reach_the_settings(study_file: Path, tmp_path: Path) -> None:
     """As `train --scale FILE --epochs E` does; the file lies beside the study, an arm may have its own."""
     (tmp_path / "tiny.toml").write_text(
-        'pictures = 1000\n[data]\nsource = "generated"\nimage_size = 8\n[train]\nghost_batch = 32\n'
+        'images = 1000\n[data]\nsource = "generated"\nimage_size = 8\n[train]\nghost_batch_size = 32\n'
     )
-    (tmp_path / "mine.toml").write_text('base = "demo"\n[promise]\npictures = 2000\n[train]\nbatch_total = 640\n')
+    (tmp_path / "mine.toml").write_text('base = "demo"\n[reference]\nimages = 2000\n[train]\nglobal_batch_size = 640\n')
     text = study_file.read_text().replace('recipe = "demo"', 'recipe = "mine.toml"\nscale = "tiny.toml"\nepochs = 4')
-    text = text.replace('set = ["train.ghost_batch=32", "train.batch_total=64", "train.label_smoothing=0"]', "")
+    text = text.replace(
+        'set = ["train.ghost_batch_size=32", "train.global_batch_size=64", "train.label_smoothing=0"]', ""
+    )
     study_file.write_text(text.replace('name = "large 2x"\n', 'name = "large 2x"\nepochs = 16\n'))
     small, *_, large = from_file(study_file).runs()
-    assert small.config.train.batch_total == 320  # half the pictures, half the batch
+    assert small.config.train.global_batch_size == 320  # half the images, half the batch
     assert small.config.data.image_size == 8
-    assert [piece.until_epoch for piece in small.config.optimizer.learning_rate] == [0.75, 4.0]  # type: ignore[union-attr]
+    assert [piece.until_epoch for piece in small.config.optimizer.lr] == [0.75, 4.0]  # type: ignore[union-attr]
     assert large.config.train.epochs == 16

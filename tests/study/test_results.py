@@ -26,11 +26,11 @@ def write_run(folder: Path, top1: float, status: str = "finished") -> None:
                 "status": status,
                 "top1": top1,
                 "ensemble_top1": top1 + 0.01,
-                "updates": 20,
+                "steps": 20,
                 "epoch": 2.0,
                 "training_seconds": 1.5,
                 "workers": 1,
-                "skipped_updates": 0,
+                "skipped_steps": 0,
             }
         )
     )
@@ -56,7 +56,7 @@ def test_arms_are_collected_and_compared(study: Study, tmp_path: Path) -> None:
     assert ensemble.comparison is not None
     assert ensemble.comparison.difference == pytest.approx(1.0)
     assert [run.seed for run in small.runs] == [0, 1, 2]
-    assert {run.batch_total_first for run in large.runs} == {128}
+    assert {run.global_batch_size_first for run in large.runs} == {128}
     # Two comparisons: the smaller p is doubled.
     assert large.p_holm == pytest.approx(2 * large.comparison.p)
 

@@ -81,13 +81,13 @@ def test_a_second_ctrl_c_ends_runs_that_do_not_listen(tmp_path: Path) -> None:
     assert (outcome.state, outcome.reason) == ("failed", "SIGKILL")
 
 
-@pytest.mark.parametrize("change", ["train.epochs=9", "optimizer.learning_rate=0.7", "train.max_updates=3"])
+@pytest.mark.parametrize("change", ["train.epochs=9", "optimizer.lr=0.7", "train.max_steps=3"])
 def test_an_arm_that_has_changed_is_refused(change: str, tmp_path: Path) -> None:
     """Also by what `train --resume` lets change: a result must not stand for settings it was not made with."""
-    run_all(from_grid("demo", ["train.batch_total=64"], 1).runs(), tmp_path, 1)
-    (changed,) = from_grid("demo", ["train.batch_total=64"], 1, [change]).runs()
+    run_all(from_grid("demo", ["train.global_batch_size=64"], 1).runs(), tmp_path, 1)
+    (changed,) = from_grid("demo", ["train.global_batch_size=64"], 1, [change]).runs()
     key = change.partition("=")[0]
-    with pytest.raises(CheckpointError, match=rf"arm 'train.batch_total=64' has changed since it was run.*{key}"):
+    with pytest.raises(CheckpointError, match=rf"arm 'train.global_batch_size=64' has changed since it was run.*{key}"):
         is_finished(tmp_path / changed.key, changed)
 
 

@@ -51,7 +51,7 @@ def test_welch_by_hand() -> None:
     assert 5.0 - result.low == pytest.approx(result.high - 5.0)
 
 
-def test_intervals_hold_what_they_promise_and_false_alarms_are_one_in_twenty() -> None:
+def test_intervals_hold_what_they_reference_and_false_alarms_are_one_in_twenty() -> None:
     rng = np.random.default_rng(0)
     held = alarms = 0
     for _ in range(2000):

@@ -20,15 +20,15 @@ def synchronised(num_classes: int, in_channels: int) -> nn.Module:
 class Stumbling(nn.Module):
     """A network whose input is infinite once, in forward pass `BAD_PASS` of training: the run must get over it."""
 
-    BAD_PASS = 13  # one pass of rehearsal, then five ghost batches an update on one worker: in update 3
+    BAD_PASS = 13  # one pass of rehearsal, then five ghost batches a step on one worker: in step 3
 
     def __init__(self, num_classes: int, in_channels: int) -> None:
         super().__init__()
         self.network = tiny(num_classes, in_channels)
         self.passes = 0
 
-    def forward(self, pictures: Tensor) -> Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         if self.training:
             self.passes += 1
-        logits: Tensor = self.network(pictures / 0.0 if self.training and self.passes == self.BAD_PASS else pictures)
+        logits: Tensor = self.network(images / 0.0 if self.training and self.passes == self.BAD_PASS else images)
         return logits

@@ -1,4 +1,4 @@
-"""Small whole runs for the system tests: generated pictures, a tiny residual net, seconds of work."""
+"""Small whole runs for the system tests: generated images, a tiny residual net, seconds of work."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from tests.ranks import run_ranks
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-# 5 ghost batches an update: not divisible by 2, 3 or 4 workers. 330 pictures an epoch: no multiple of the batch.
+# 5 ghost batches a step: not divisible by 2, 3 or 4 workers. 330 images an epoch: no multiple of the batch.
 SMALL = (
     "data.source=generated",
     "data.image_size=12",
     "data.generated.num_train=330",
     "data.generated.num_val=103",
     "model.width=8",
-    "train.batch_total=40",
-    "train.ghost_batch=8",
+    "train.global_batch_size=40",
+    "train.ghost_batch_size=8",
     "train.epochs=4",
     "train.evaluate_every_epochs=0",
-    "optimizer.learning_rate=0.2",
+    "optimizer.lr=0.2",
     "checkpoint.every_epochs=0",
 )
 
@@ -42,15 +42,15 @@ def small_config(*overrides: str) -> Config:
     return load_config("demo", [*base, *overrides])
 
 
-def train_on_ranks(num_ranks: int, folder: Path, *overrides: str, resume: bool = False) -> dict[str, Any]:
+def train_on_ranks(world_size: int, folder: Path, *overrides: str, resume: bool = False) -> dict[str, Any]:
     """Train the small recipe on real ranks and return rank 0's summary."""
-    return run_ranks(num_ranks, train_one, num_ranks, str(folder), overrides, resume, timeout_seconds=90)[0]
+    return run_ranks(world_size, train_one, world_size, str(folder), overrides, resume, timeout_seconds=90)[0]
 
 
-def train_one(rank: int, num_ranks: int, folder: str, overrides: tuple[str, ...], resume: bool) -> dict[str, Any]:
-    world = World(rank, num_ranks, rank, num_ranks, "torchrun", "127.0.0.1", 0)
+def train_one(rank: int, world_size: int, folder: str, overrides: tuple[str, ...], resume: bool) -> dict[str, Any]:
+    world = World(rank, world_size, rank, world_size, "torchrun", "127.0.0.1", 0)
     config = small_config(*overrides)
-    return train(config, world, torch.device("cpu"), Path(folder), near_square(num_ranks), resume)
+    return train(config, world, torch.device("cpu"), Path(folder), near_square(world_size), resume)
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:

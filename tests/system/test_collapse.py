@@ -16,10 +16,10 @@ from megabatch.errors import CheckpointError
 from megabatch.train.evaluate_run import evaluate_ensemble, evaluate_run
 from tests.system.runs import command, losses_of, rows_of, start, train_on_ranks
 
-# 330 pictures. Trunk: updates 1-5 to the first cut at epoch 0.5, then 8 more; branches of 4 updates after each part.
-TRUNK = ("train.epochs=1.5", "train.reset_momentum_at_epochs=[0.5]", "norm.newest_share=1.0")
+# 330 images. Trunk: steps 1-5 to the first cut at epoch 0.5, then 8 more; branches of 4 steps after each part.
+TRUNK = ("train.epochs=1.5", "train.reset_momentum_at_epochs=[0.5]", "norm.momentum=1.0")
 COLLAPSE = ("collapse.at_epochs=[0.5, 1.5]", "collapse.epochs=0.5", "collapse.weight_decay=2e-3")
-CHECKPOINTS = "checkpoint.every_updates=2"
+CHECKPOINTS = "checkpoint.every_steps=2"
 PHASES = ["trunk"] * 5 + ["collapse-1"] * 4 + ["trunk"] * 8 + ["collapse-2"] * 4
 
 
@@ -33,17 +33,17 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_phases_rates_and_accounting(whole: Path) -> None:
     rows = rows_of(whole)
     assert [row["phase"] for row in rows] == PHASES
-    assert [row["update"] for row in rows] == list(range(1, 22))
-    assert [row["batch_total"] for row in rows[:17]] == [40] * 16 + [8]
-    assert rows[-1]["samples"] == sum(row["batch_total"] for row in rows) == 488 + 2 * 160
+    assert [row["step"] for row in rows] == list(range(1, 22))
+    assert [row["global_batch_size"] for row in rows[:17]] == [40] * 16 + [8]
+    assert rows[-1]["samples"] == sum(row["global_batch_size"] for row in rows) == 488 + 2 * 160
     epochs = [row["epoch"] for row in rows]
     assert epochs[4] == pytest.approx(200 / 330)
     assert epochs[8] == pytest.approx((200 + 160) / 330)  # the branch counts on ...
     assert epochs[9] == pytest.approx((200 + 40) / 330)  # ... and the trunk goes on from where it was left
-    # From the trunk's rate to 0 with power 2, over the branch's own 0.5 epochs; 40 pictures are a share of 40 / 165.
+    # From the trunk's rate to 0 with power 2, over the branch's own 0.5 epochs; 40 images are a share of 40 / 165.
     expected = [0.2 * (1 - n * 40 / 165) ** 2 for n in range(4)]
-    assert [row["learning_rate"] for row in rows[5:9]] == pytest.approx(expected)
-    assert {row["learning_rate"] for row in rows[9:17]} == {0.2}
+    assert [row["lr"] for row in rows[5:9]] == pytest.approx(expected)
+    assert {row["lr"] for row in rows[9:17]} == {0.2}
     assert {row["weight_decay"] for row in rows if row["phase"] == "trunk"} == {5e-4}
     assert {row["weight_decay"] for row in rows if row["phase"] != "trunk"} == {2e-3}
 
@@ -54,7 +54,7 @@ def test_the_summary_names_the_members_and_the_model_is_the_last_one(whole: Path
     assert [one["file"] for one in summary["members"]] == [f"members/member-{k}.safetensors" for k in (1, 2)]
     assert [one["top1"] for one in summary["members"]] == [rows[8]["val_top1"], rows[20]["val_top1"]]
     assert (summary["top1"], summary["trunk_top1"]) == (rows[20]["val_top1"], rows[16]["val_top1"])
-    assert (summary["updates"], summary["samples"], summary["status"]) == (21, 808, "finished")
+    assert (summary["steps"], summary["samples"], summary["status"]) == (21, 808, "finished")
     last = (whole / "members" / "member-2.safetensors").read_bytes()
     assert (whole / "model.safetensors").read_bytes() == last
 
@@ -68,7 +68,7 @@ def test_interrupted_anywhere_it_is_the_same_run(whole: Path, tmp_path: Path) ->
     folder = tmp_path / "run"
     # In the trunk, at a branch's start, inside a branch, at its end, in the trunk again, inside the last branch.
     for position, limit in enumerate((3, 5, 7, 9, 12, 19, 0)):
-        settings = (*TRUNK, *COLLAPSE, CHECKPOINTS, f"train.max_updates={limit}")
+        settings = (*TRUNK, *COLLAPSE, CHECKPOINTS, f"train.max_steps={limit}")
         train_on_ranks(2, folder, *settings, resume=position > 0)
     assert losses_of(folder) == losses_of(whole)
     for name in ("members/member-1.safetensors", "members/member-2.safetensors", "model.safetensors"):
@@ -86,11 +86,11 @@ def test_members_do_not_depend_on_the_number_of_workers(whole: Path, tmp_path: P
         torch.testing.assert_close(ours[name], value, rtol=1e-3, atol=1e-4, msg=name)
 
 
-def test_the_ensemble_counts_every_picture_once(whole: Path) -> None:
+def test_the_ensemble_counts_every_image_once(whole: Path) -> None:
     found = evaluate_ensemble(whole, None)
     left = json.loads((whole / "ensemble.json").read_text())
-    assert left == {key: value for key, value in found.items() if key != "speaks"}  # what the report shows
-    assert found["num_pictures"] == 103
+    assert left == {key: value for key, value in found.items() if key != "is_main"}  # what the report shows
+    assert found["num_images"] == 103
     summary = json.loads((whole / "summary.json").read_text())
     assert [one["top1"] for one in found["members"]] == [one["top1"] for one in summary["members"]]
     assert found["members"][-1]["top1"] == evaluate_run(whole, None)["top1"]
@@ -100,13 +100,13 @@ def test_the_ensemble_counts_every_picture_once(whole: Path) -> None:
 
 
 def test_a_run_without_members_has_no_ensemble(tmp_path: Path) -> None:
-    train_on_ranks(1, tmp_path / "run", "train.max_updates=2")
+    train_on_ranks(1, tmp_path / "run", "train.max_steps=2")
     with pytest.raises(CheckpointError, match="has no members"):
         evaluate_ensemble(tmp_path / "run", None)
 
 
 def _kill_in(phase: str, folder: Path, words: list[str]) -> None:
-    """Start a run and kill it, launcher and workers, as soon as an update of the phase is logged."""
+    """Start a run and kill it, launcher and workers, as soon as a step of the phase is logged."""
     process = start(words)
     deadline = time.monotonic() + 120
     log = folder / "metrics.jsonl"

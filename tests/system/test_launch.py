@@ -15,8 +15,8 @@ import pytest
 
 from tests.system.runs import REPOSITORY, clean_environment, command, rows_of, start
 
-LONG = ("train.epochs=100000", "checkpoint.every_updates=2")
-SHORT = ("train.max_updates=3",)
+LONG = ("train.epochs=100000", "checkpoint.every_steps=2")
+SHORT = ("train.max_steps=3",)
 
 
 def wait_for_rows(folder: Path, process: subprocess.Popen[str], at_least: int = 5, seconds: float = 100) -> None:
@@ -55,7 +55,7 @@ def test_signal_writes_a_checkpoint_and_stops_cleanly(number: signal.Signals, tm
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["status"] == "stopped"
     newest = sorted((folder / "checkpoints").glob("step-*.pt"))[-1]
-    assert int(newest.stem.split("-")[1]) == summary["updates"] == len(rows_of(folder))
+    assert int(newest.stem.split("-")[1]) == summary["steps"] == len(rows_of(folder))
     assert not psutil.wait_procs(workers, timeout=10)[1], "workers were left behind"
 
 
@@ -66,15 +66,15 @@ def test_a_killed_worker_is_restarted_and_the_run_goes_on(tmp_path: Path) -> Non
             folder,
             "--workers",
             "2",
-            overrides=("train.epochs=10", "train.max_updates=80", "checkpoint.every_updates=2"),
+            overrides=("train.epochs=10", "train.max_steps=80", "checkpoint.every_steps=2"),
         )
     )
     wait_for_rows(folder, process)
     workers_of(process)[1].kill()
     out, err = process.communicate(timeout=100)
     assert process.returncode == 0, err
-    assert "resuming after update" in out
-    assert [row["update"] for row in rows_of(folder)] == list(range(1, 81))
+    assert "resuming after step" in out
+    assert [row["step"] for row in rows_of(folder)] == list(range(1, 81))
     assert "Traceback" not in err
 
 
@@ -147,7 +147,7 @@ def test_slurm_and_mpi_variables_are_enough_to_join(launcher: str, tmp_path: Pat
     assert (environment["launcher"], environment["workers"]) == (launcher, 2)
 
 
-def test_evaluate_counts_every_picture_and_repeats_the_accuracy(tmp_path: Path) -> None:
+def test_evaluate_counts_every_image_and_repeats_the_accuracy(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     done = subprocess.run(
         command(folder, "--workers", "2", overrides=SHORT),
@@ -160,5 +160,5 @@ def test_evaluate_counts_every_picture_and_repeats_the_accuracy(tmp_path: Path) 
         words, cwd=REPOSITORY, env=clean_environment(), capture_output=True, text=True, timeout=60, check=True
     ).stdout
     result = json.loads(output)
-    assert result["num_pictures"] == summary["val_pictures"] == 103
+    assert result["num_images"] == summary["val_images"] == 103
     assert (result["top1"], result["top5"]) == (summary["top1"], summary["top5"])

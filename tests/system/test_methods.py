@@ -14,10 +14,10 @@ from megabatch.train.checkpoint import read_checkpoint
 from tests.ranks import RankFailureError
 from tests.system.runs import losses_of, rows_of, train_on_ranks
 
-WHOLE = ("train.max_updates=14", "checkpoint.every_updates=2")
-HALF = ("train.max_updates=7", "checkpoint.every_updates=2")
+WHOLE = ("train.max_steps=14", "checkpoint.every_steps=2")
+HALF = ("train.max_steps=7", "checkpoint.every_steps=2")
 # The rate changes all along, and the transition of RMSprop warm-up, epochs 0.4 to 1.1, spans the interruption at 0.85.
-RATE = "optimizer.learning_rate=[{until_epoch=1.0,shape='linear',start=0.1,end=0.4},{until_epoch=9,start=0.05}]"
+RATE = "optimizer.lr=[{until_epoch=1.0,shape='linear',start=0.1,end=0.4},{until_epoch=9,start=0.05}]"
 LARS = ("optimizer.name=lars", "optimizer.lars.trust_coefficient=0.01", RATE)
 RMSPROP = (
     "optimizer.name=rmsprop_warmup",
@@ -45,11 +45,9 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(method: tuple[str, .
 
 @pytest.mark.parametrize("method", [LARS[:2], RMSPROP[:3]], ids=["lars", "rmsprop_warmup"])
 def test_gradients_that_are_not_finite_leave_the_last_good_checkpoint(method: tuple[str, ...], tmp_path: Path) -> None:
-    rates = (
-        "optimizer.learning_rate=[{until_epoch=0.2,start=0.05},{until_epoch=0.3,start=1e30},{until_epoch=9,start=0.05}]"
-    )
-    limit = ("train.max_skipped_updates=1", "checkpoint.every_updates=1")
-    with pytest.raises(RankFailureError, match="TrainingError: 2 updates in a row had gradients that are not finite"):
+    rates = "optimizer.lr=[{until_epoch=0.2,start=0.05},{until_epoch=0.3,start=1e30},{until_epoch=9,start=0.05}]"
+    limit = ("train.max_skipped_steps=1", "checkpoint.every_steps=1")
+    with pytest.raises(RankFailureError, match="TrainingError: 2 steps in a row had gradients that are not finite"):
         train_on_ranks(2, tmp_path / "run", rates, *limit, *method)
     assert [row["applied"] for row in rows_of(tmp_path / "run")] == [1, 1, 1, 0, 0]
     assert (tmp_path / "run" / "checkpoints" / "last").resolve().name == "step-00000003.pt"

@@ -51,5 +51,5 @@ def test_a_run_follows_its_plan_and_is_compared_with_it(tmp_path: Path) -> None:
     assert kept == json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
     assert 'algorithm = "ring"' in (tmp_path / "run" / "config.toml").read_text(encoding="utf-8")
     parts = json.loads(megabatch(tmp_path, "plan", "--compare", "run", "--json"))["parts"]
-    assert {"update", "compute", "communication and waiting", "training"} <= {part["part"] for part in parts}
+    assert {"step", "compute", "communication and waiting", "training"} <= {part["part"] for part in parts}
     assert all(part["measured"] >= 0 for part in parts)

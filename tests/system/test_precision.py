@@ -12,21 +12,21 @@ from megabatch.train.checkpoint import read_checkpoint
 from tests.ranks import RankFailureError
 from tests.system.runs import losses_of, rows_of, train_on_ranks
 
-UPDATES = "train.max_updates=6"
+STEPS = "train.max_steps=6"
 
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     folder = tmp_path_factory.mktemp("full") / "run"
-    train_on_ranks(2, folder, UPDATES)
+    train_on_ranks(2, folder, STEPS)
     return losses_of(folder)
 
 
 @pytest.mark.parametrize(
-    "setting", ["train.precision=bf16", "train.precision=fp16", "comm.wire=bf16", "comm.wire=fp16"]
+    "setting", ["train.precision=bf16", "train.precision=fp16", "comm.grad_dtype=bf16", "comm.grad_dtype=fp16"]
 )
 def test_half_precision_follows_full_precision(setting: str, full: list[float], tmp_path: Path) -> None:
-    train_on_ranks(2, tmp_path / "run", UPDATES, setting)
+    train_on_ranks(2, tmp_path / "run", STEPS, setting)
     losses = losses_of(tmp_path / "run")
     assert losses == pytest.approx(full, rel=3e-2)
     assert losses != full, f"{setting} changed nothing"
@@ -38,24 +38,22 @@ def test_half_precision_follows_full_precision(setting: str, full: list[float], 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_compiled_network_trains_alike_under_plain_names(full: list[float], tmp_path: Path) -> None:
-    train_on_ranks(1, tmp_path / "run", UPDATES, "train.compile=true")
+    train_on_ranks(1, tmp_path / "run", STEPS, "train.compile=true")
     assert losses_of(tmp_path / "run") == pytest.approx(full, rel=1e-3)
 
 
 def test_gradients_that_are_not_finite_are_skipped_counted_and_end_the_run(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    # The first two updates are sane, the third is enormous; what follows cannot be finite.
-    rates = (
-        "optimizer.learning_rate=[{until_epoch=0.2,start=0.05},{until_epoch=0.3,start=1e30},{until_epoch=9,start=0.05}]"
-    )
-    with pytest.raises(RankFailureError, match="TrainingError: 4 updates in a row had gradients that are not finite"):
-        train_on_ranks(2, folder, rates, "train.max_skipped_updates=3", "checkpoint.every_updates=1")
+    # The first two steps are sane, the third is enormous; what follows cannot be finite.
+    rates = "optimizer.lr=[{until_epoch=0.2,start=0.05},{until_epoch=0.3,start=1e30},{until_epoch=9,start=0.05}]"
+    with pytest.raises(RankFailureError, match="TrainingError: 4 steps in a row had gradients that are not finite"):
+        train_on_ranks(2, folder, rates, "train.max_skipped_steps=3", "checkpoint.every_steps=1")
     rows = rows_of(folder)
     assert [row["applied"] for row in rows] == [1, 1, 1, 0, 0, 0, 0]
     assert rows[-1]["gradient_norm"] is None  # JSON has no NaN
     assert len(rows) == 7
     assert not (folder / "summary.json").exists()
-    # The last checkpoint is of the last update with a finite gradient: none was written over it.
+    # The last checkpoint is of the last step with a finite gradient: none was written over it.
     assert (folder / "checkpoints" / "last").resolve().name == "step-00000003.pt"
     state = read_checkpoint(folder / "checkpoints" / "last")
     assert all(value.isfinite().all() for name, value in state["model"].items() if "running" in name)
@@ -63,21 +61,21 @@ def test_gradients_that_are_not_finite_are_skipped_counted_and_end_the_run(tmp_p
 
 def test_one_bad_batch_is_skipped_counted_and_leaves_no_trace(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    settings = ("model.name=tests.system.models:Stumbling", "model.zero_gamma=none", "train.max_updates=6")
-    for statistics in ("norm.newest_share=0.1", "norm.exact_batches=2"):
+    settings = ("model.name=tests.system.models:Stumbling", "model.zero_gamma=none", "train.max_steps=6")
+    for statistics in ("norm.momentum=0.1", "norm.exact_batches=2"):
         summary = train_on_ranks(1, folder, *settings, statistics)
         rows = rows_of(folder)
         assert [row["applied"] for row in rows] == [1, 1, 0, 1, 1, 1]
-        assert [row["skipped_updates"] for row in rows] == [0, 0, 1, 1, 1, 1]
-        assert summary["skipped_updates"] == 1
+        assert [row["skipped_steps"] for row in rows] == [0, 0, 1, 1, 1, 1]
+        assert summary["skipped_steps"] == 1
         assert rows[-1]["val_loss"] is not None  # null would mean that infinity stayed in the statistics
         assert all(value.isfinite().all() for value in load_file(folder / "model.safetensors").values())
         shutil.rmtree(folder)
 
 
-def test_the_best_weights_are_saved_though_the_update_after_them_was_skipped(tmp_path: Path) -> None:
+def test_the_best_weights_are_saved_though_the_step_after_them_was_skipped(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    settings = ("model.name=tests.system.models:Stumbling", "model.zero_gamma=none", "train.max_updates=3")
+    settings = ("model.name=tests.system.models:Stumbling", "model.zero_gamma=none", "train.max_steps=3")
     summary = train_on_ranks(1, folder, *settings)
     assert [row["applied"] for row in rows_of(folder)] == [1, 1, 0]
     assert summary["best_top1"] == summary["top1"]
@@ -88,28 +86,26 @@ def test_a_branch_that_diverges_stops_the_run_and_keeps_what_was_good(tmp_path: 
     folder = tmp_path / "run"
     pieces = "[{until_epoch=0.13,start=0.05},{until_epoch=0.25,start=1e30},{until_epoch=9,start=0.05}]"
     branch = ("train.epochs=1", "collapse.at_epochs=[0.25]", "collapse.epochs=0.9")
-    settings = (*branch, "train.max_skipped_updates=1", "checkpoint.every_updates=1")
-    with pytest.raises(RankFailureError, match="TrainingError: 2 updates in a row had gradients that are not finite"):
-        train_on_ranks(2, folder, f"collapse.learning_rate={pieces}", *settings)
+    settings = (*branch, "train.max_skipped_steps=1", "checkpoint.every_steps=1")
+    with pytest.raises(RankFailureError, match="TrainingError: 2 steps in a row had gradients that are not finite"):
+        train_on_ranks(2, folder, f"collapse.lr={pieces}", *settings)
     assert [(row["phase"], row["applied"]) for row in rows_of(folder)] == [
         *[("trunk", 1)] * 3, *[("collapse-1", 1)] * 3, *[("collapse-1", 0)] * 2,
     ]  # fmt: skip
     assert not (folder / "members").exists()
     # Checkpoint 6 has the enormous step in it; the one before is good, and the way out is a lower rate from there.
     (folder / "checkpoints" / "step-00000006.pt").unlink()
-    summary = train_on_ranks(2, folder, "collapse.learning_rate=0.01", *settings, resume=True)
-    assert (summary["status"], summary["skipped_updates"], len(summary["members"])) == ("finished", 0, 1)
+    summary = train_on_ranks(2, folder, "collapse.lr=0.01", *settings, resume=True)
+    assert (summary["status"], summary["skipped_steps"], len(summary["members"])) == ("finished", 0, 1)
     assert [row["phase"] for row in rows_of(folder)] == ["trunk"] * 3 + ["collapse-1"] * 8 + ["trunk"] * 6
 
 
 def test_a_model_from_a_function(tmp_path: Path) -> None:
-    summary = train_on_ranks(
-        1, tmp_path / "run", UPDATES, "model.name=tests.system.models:tiny", "model.zero_gamma=none"
-    )
-    assert summary["updates"] == 6
+    summary = train_on_ranks(1, tmp_path / "run", STEPS, "model.name=tests.system.models:tiny", "model.zero_gamma=none")
+    assert summary["steps"] == 6
 
 
 def test_synchronised_batch_norm_is_refused(tmp_path: Path) -> None:
     name = "model.name=tests.system.models:synchronised"
     with pytest.raises(RankFailureError, match=r"ConfigError: model .* has SyncBatchNorm"):
-        train_on_ranks(1, tmp_path / "run", UPDATES, name, "model.zero_gamma=none")
+        train_on_ranks(1, tmp_path / "run", STEPS, name, "model.zero_gamma=none")

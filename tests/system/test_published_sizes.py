@@ -1,7 +1,7 @@
 """Every recipe at its published size: a rank of its real worker count, the others played by torch's fake process group.
 
 What a rank of a large run decides for itself is checked: its grid and the hook's phases, the ghost batches that fall to
-it, its parameter groups and its optimiser at every epoch. The network is on the meta device: no time, no memory.
+it, its parameter groups and its optimizer at every epoch. The network is on the meta device: no time, no memory.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from megabatch.model.registry import build_model
 from megabatch.optim.build import build_optimizer, set_rates
 from megabatch.recipes import load_config, recipe_names
 from megabatch.recipes.scale import at_scale, read_profile
-from megabatch.schedule.batch import count_updates, deal, iterate_updates, parse_stages
+from megabatch.schedule.batch import count_steps, iterate_steps, parse_stages, shard_range
 
 IMAGENET = 1_281_167
-# Pictures an update / workers as published; the rest follows.
+# Images a step / workers as published; the rest follows.
 PER_WORKER = {
     "akiba2017": 32,
     "goyal2017": 32,
@@ -51,37 +51,37 @@ def fake_world(rank: int, size: int) -> Iterator[None]:
 
 
 def workers_of(config: Config) -> int:
-    assert config.promise.workers is not None
-    return config.promise.workers
+    assert config.reference.workers is not None
+    return config.reference.workers
 
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_ghosts_fall_evenly_to_the_published_workers(name: str) -> None:
     config = load_config(name)
-    workers, pictures = workers_of(config), config.promise.pictures
-    assert pictures == {"demo": 60_000, "hoffer2017": 50_000}.get(name, IMAGENET)
-    ghost, stages = config.train.ghost_batch, parse_stages(config.train.batch_total)
-    for total in stages.batch_totals:
-        dealt = [len(deal(total // ghost, workers, rank)) for rank in range(workers)]
+    workers, images = workers_of(config), config.reference.images
+    assert images == {"demo": 60_000, "hoffer2017": 50_000}.get(name, IMAGENET)
+    ghost, stages = config.train.ghost_batch_size, parse_stages(config.train.global_batch_size)
+    for total in stages.global_batch_sizes:
+        dealt = [len(shard_range(total // ghost, workers, rank)) for rank in range(workers)]
         assert sum(dealt) * ghost == total
         assert max(dealt) - min(dealt) <= 1
     if name in PER_WORKER:
-        assert stages.batch_totals[0] / workers == PER_WORKER[name]
-    updates = list(iterate_updates(stages.at, ghost, pictures, round(config.train.epochs * pictures)))
-    assert len(updates) == count_updates(stages, ghost, pictures, round(config.train.epochs * pictures))
-    assert {update.num_samples for update in updates[:-1]} == set(stages.batch_totals)
-    assert config.train.epochs * pictures - updates[-1].end_samples < ghost + 1
+        assert stages.global_batch_sizes[0] / workers == PER_WORKER[name]
+    steps = list(iterate_steps(stages.at, ghost, images, round(config.train.epochs * images)))
+    assert len(steps) == count_steps(stages, ghost, images, round(config.train.epochs * images))
+    assert {step.num_samples for step in steps[:-1]} == set(stages.global_batch_sizes)
+    assert config.train.epochs * images - steps[-1].end_samples < ghost + 1
 
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_a_rank_of_the_published_world_builds(name: str) -> None:
     config = load_config(name)
     workers = workers_of(config)
-    words = config.promise.command.split()
+    words = config.reference.command.split()
     shape = parse_grid(words[words.index("--grid") + 1]) if "--grid" in words else near_square(workers)
     with fake_world(workers // 2, workers):
         grid = ProcessGrid.build(shape, agree=False)
-        assert grid.shape.num_ranks == workers
+        assert grid.shape.world_size == workers
         if workers > 1 and config.comm.algorithm in ALGORITHMS:
             steps = num_steps(phases(config.comm.algorithm, grid.shape))
             assert steps == STEPS.get(name, steps) > 0
@@ -101,18 +101,18 @@ def test_a_rank_of_the_published_world_builds(name: str) -> None:
     assert (adapted["lars"], spared["lars"]) == (True, False)
     for step in range(41):
         rates = set_rates(optimizer, config.optimizer, config.train.epochs * step / 40)
-        assert 0 <= rates["learning_rate"] < 50
+        assert 0 <= rates["lr"] < 50
         assert spared["weight_decay"] == (adapted["weight_decay"] if config.optimizer.decay_norm_and_bias else 0.0)
     if config.collapse is None:  # a trunk whose branches anneal does not end low itself
-        assert rates["learning_rate"] < 0.07
+        assert rates["lr"] < 0.07
 
 
 @pytest.mark.parametrize("name", [name for name in recipe_names() if name.startswith("mlperf_")])
 def test_reference_points_have_their_batch_and_reach_the_end_rate(name: str) -> None:
     config = load_config(name)
-    assert config.train.batch_total == int(name.removeprefix("mlperf_"))
+    assert config.train.global_batch_size == int(name.removeprefix("mlperf_"))
     assert (config.optimizer.lars.rule, config.optimizer.lars.trust_coefficient) == ("paper", 0.001)
-    rate = config.optimizer.learning_rate
+    rate = config.optimizer.lr
     assert isinstance(rate, tuple)
     warmup, decay = rate
     assert warmup.end == decay.start
@@ -120,14 +120,14 @@ def test_reference_points_have_their_batch_and_reach_the_end_rate(name: str) -> 
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_scaled_down_it_keeps_its_updates(name: str) -> None:
+def test_scaled_down_it_keeps_its_steps(name: str) -> None:
     config = load_config(name)
     scaled = at_scale(config, read_profile("cifar10"))
     counts = []
     for one in (config, scaled):
-        pictures = one.promise.pictures or 0
-        stages = parse_stages(one.train.batch_total)
-        counts.append(count_updates(stages, one.train.ghost_batch, pictures, round(one.train.epochs * pictures)))
-    # Small batches are rounded to whole ghost batches of 32: at 1632 pictures that is half of one.
-    smallest = min(parse_stages(scaled.train.batch_total).batch_totals)
+        images = one.reference.images or 0
+        stages = parse_stages(one.train.global_batch_size)
+        counts.append(count_steps(stages, one.train.ghost_batch_size, images, round(one.train.epochs * images)))
+    # Small batches are rounded to whole ghost batches of 32: at 1632 images that is half of one.
+    smallest = min(parse_stages(scaled.train.global_batch_size).global_batch_sizes)
     assert counts[1] == pytest.approx(counts[0], rel=0.01 + 16 / smallest)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.system.runs import REPOSITORY, SMALL, clean_environment
 
-SMALLER = (*SMALL, "train.max_updates=2")
+SMALLER = (*SMALL, "train.max_steps=2")
 
 
 def train_block() -> list[str]:

@@ -17,7 +17,7 @@ LAST = "document.getElementById('plot-loss').data[0].x.at(-1)"
 
 @pytest.mark.timeout(300)
 def test_the_page_follows_the_run(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", num_updates=30, finished=False)
+    folder = make_run(tmp_path / "run", num_steps=30, finished=False)
     server = LiveServer([folder])
     thread = threading.Thread(target=server.serve)
     thread.start()
@@ -28,8 +28,8 @@ def test_the_page_follows_the_run(tmp_path: Path) -> None:
             assert page.inner_text("#live") == "live"
             page.locator("#table-loss summary").click()
             with open(folder / "metrics.jsonl", "a") as file:
-                for update in range(31, 61):
-                    file.write(json.dumps(row(update)) + "\n")
+                for step in range(31, 61):
+                    file.write(json.dumps(row(step)) + "\n")
             wait_until(page, f"{LAST} > 2")
             assert page.evaluate(LAST) == 60 / 25
             assert page.inner_text("h1").replace("\u2011", "-") == "resnet8 after 2.40 epochs"

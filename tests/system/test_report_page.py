@@ -35,7 +35,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = make_run(tmp_path_factory.mktemp("runs") / "one", num_updates=300, noise_scale=700.0)
+    folder = make_run(tmp_path_factory.mktemp("runs") / "one", num_steps=300, noise_scale=700.0)
     points = tuple(
         MeasuredPoint(name, 2**power, 2.0**power / 1e8) for name in ("torus", "backend") for power in (10, 20)
     )

@@ -14,27 +14,27 @@ from megabatch.errors import CheckpointError
 from tests.ranks import RankFailureError
 from tests.system.runs import losses_of, rows_of, train_on_ranks
 
-WHOLE = "train.max_updates=12"
-HALF = "train.max_updates=7"  # in the middle of the first epoch
-BATCH = "train.batch_total=0:40 0.6:48"
-CHECKPOINTS = "checkpoint.every_updates=2"
+WHOLE = "train.max_steps=12"
+HALF = "train.max_steps=7"  # in the middle of the first epoch
+BATCH = "train.global_batch_size=0:40 0.6:48"
+CHECKPOINTS = "checkpoint.every_steps=2"
 
 
 @pytest.fixture(scope="module", params=[2, 3])
 def halves(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path, Path]:
     """A whole run and the first half of the same run, on 2 and on 3 workers."""
     base = tmp_path_factory.mktemp("resume")
-    num_workers: int = request.param
-    train_on_ranks(num_workers, base / "whole", WHOLE, BATCH, CHECKPOINTS)
-    train_on_ranks(num_workers, base / "half", HALF, BATCH, CHECKPOINTS)
-    return num_workers, base / "whole", base / "half"
+    world_size: int = request.param
+    train_on_ranks(world_size, base / "whole", WHOLE, BATCH, CHECKPOINTS)
+    train_on_ranks(world_size, base / "half", HALF, BATCH, CHECKPOINTS)
+    return world_size, base / "whole", base / "half"
 
 
 def test_same_worker_count_is_bit_identical(halves: tuple[int, Path, Path], tmp_path: Path) -> None:
-    num_workers, whole, half = halves
+    world_size, whole, half = halves
     folder = Path(shutil.copytree(half, tmp_path / "run", symlinks=True))
     assert len(rows_of(folder)) == 7
-    train_on_ranks(num_workers, folder, WHOLE, BATCH, CHECKPOINTS, resume=True)
+    train_on_ranks(world_size, folder, WHOLE, BATCH, CHECKPOINTS, resume=True)
     assert (folder / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
     assert losses_of(folder) == losses_of(whole)
     ours, theirs = (json.loads((run / "summary.json").read_text()) for run in (folder, whole))
@@ -44,32 +44,32 @@ def test_same_worker_count_is_bit_identical(halves: tuple[int, Path, Path], tmp_
 
 
 def test_rows_after_the_checkpoint_are_cut_off(halves: tuple[int, Path, Path], tmp_path: Path) -> None:
-    num_workers, whole, half = halves
+    world_size, whole, half = halves
     folder = Path(shutil.copytree(half, tmp_path / "run", symlinks=True))
-    # As after a kill: the newest checkpoint is of update 6, the log already has a row 7 and the torn begin of row 8.
+    # As after a kill: the newest checkpoint is of step 6, the log already has a row 7 and the torn begin of row 8.
     (folder / "checkpoints" / "step-00000007.pt").unlink()
     with open(folder / "metrics.jsonl", "a") as log:
-        log.write('{"update": 8, "los')
-    train_on_ranks(num_workers, folder, WHOLE, BATCH, CHECKPOINTS, resume=True)
-    assert [row["update"] for row in rows_of(folder)] == list(range(1, 13))
+        log.write('{"step": 8, "los')
+    train_on_ranks(world_size, folder, WHOLE, BATCH, CHECKPOINTS, resume=True)
+    assert [row["step"] for row in rows_of(folder)] == list(range(1, 13))
     assert (folder / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
 def test_damaged_newest_checkpoint_gives_way_to_the_one_before(halves: tuple[int, Path, Path], tmp_path: Path) -> None:
-    num_workers, whole, half = halves
+    world_size, whole, half = halves
     folder = Path(shutil.copytree(half, tmp_path / "run", symlinks=True))
     newest = folder / "checkpoints" / "step-00000007.pt"
     data = bytearray(newest.read_bytes())
     data[len(data) // 2] ^= 1
     newest.write_bytes(data)
-    train_on_ranks(num_workers, folder, WHOLE, BATCH, CHECKPOINTS, resume=True)
+    train_on_ranks(world_size, folder, WHOLE, BATCH, CHECKPOINTS, resume=True)
     assert (folder / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
 def test_another_worker_count_continues_the_same_order(halves: tuple[int, Path, Path], tmp_path: Path) -> None:
-    num_workers, whole, half = halves
+    world_size, whole, half = halves
     folder = Path(shutil.copytree(half, tmp_path / "run", symlinks=True))
-    train_on_ranks(4 if num_workers == 2 else 1, folder, WHOLE, BATCH, CHECKPOINTS, resume=True)
+    train_on_ranks(4 if world_size == 2 else 1, folder, WHOLE, BATCH, CHECKPOINTS, resume=True)
     assert losses_of(folder) == pytest.approx(losses_of(whole), rel=1e-4)
     ours, theirs = load_file(folder / "model.safetensors"), load_file(whole / "model.safetensors")
     for name, value in theirs.items():
@@ -77,10 +77,10 @@ def test_another_worker_count_continues_the_same_order(halves: tuple[int, Path, 
 
 
 def test_a_finished_run_can_be_resumed_to_no_effect(halves: tuple[int, Path, Path], tmp_path: Path) -> None:
-    num_workers, whole, _ = halves
+    world_size, whole, _ = halves
     folder = Path(shutil.copytree(whole, tmp_path / "run", symlinks=True))
-    summary = train_on_ranks(num_workers, folder, WHOLE, BATCH, CHECKPOINTS, resume=True)
-    assert (summary["status"], summary["updates"]) == ("finished", 12)
+    summary = train_on_ranks(world_size, folder, WHOLE, BATCH, CHECKPOINTS, resume=True)
+    assert (summary["status"], summary["steps"]) == ("finished", 12)
     assert (folder / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
     assert losses_of(folder) == losses_of(whole)
 
@@ -88,17 +88,17 @@ def test_a_finished_run_can_be_resumed_to_no_effect(halves: tuple[int, Path, Pat
 def test_checkpoint_of_another_model_is_refused_in_one_line(halves: tuple[int, Path, Path], tmp_path: Path) -> None:
     _, _, half = halves
     folder = tmp_path / "run"
-    train_on_ranks(1, folder, "train.max_updates=2", "model.width=12")
+    train_on_ranks(1, folder, "train.max_steps=2", "model.width=12")
     shutil.rmtree(folder / "checkpoints")
     shutil.copytree(half / "checkpoints", folder / "checkpoints", symlinks=True)
     with pytest.raises(RankFailureError, match=f"{CheckpointError.__name__}: run folder .* holds another model: for '"):
-        train_on_ranks(1, folder, "train.max_updates=4", "model.width=12", resume=True)
+        train_on_ranks(1, folder, "train.max_steps=4", "model.width=12", resume=True)
 
 
 def test_a_best_link_that_was_not_moved_in_time_is_mended(halves: tuple[int, Path, Path], tmp_path: Path) -> None:
-    num_workers, _, half = halves
+    world_size, _, half = halves
     folder = Path(shutil.copytree(half, tmp_path / "run", symlinks=True))
     best = (folder / "checkpoints" / "best").resolve().name
     (folder / "checkpoints" / "best").unlink()
-    train_on_ranks(num_workers, folder, HALF, BATCH, CHECKPOINTS, resume=True)
+    train_on_ranks(world_size, folder, HALF, BATCH, CHECKPOINTS, resume=True)
     assert (folder / "checkpoints" / "best").resolve().name == best

@@ -33,7 +33,7 @@ def go_on_at_once(slurm: Slurm, job: str) -> None:
     wait_for(lambda: slurm.state(job) == "PENDING", 90, "the job is queued again")
     for _ in range(6):  # the wait begins anew when the last of the job's processes has ended
         if slurm.state(job) == "PENDING":
-            slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+            slurm.run("scontrol", "step", f"JobId={job}", "StartTime=now")
         deadline = time.monotonic() + 15
         while time.monotonic() < deadline:
             if slurm.state(job) != "PENDING":
@@ -55,14 +55,14 @@ def test_a_run_is_stopped_preempted_requeued_and_finished_like_one_that_never_wa
         assert "to start at" in slurm.run("sbatch", "--test-only", str(path))
         job = slurm.submit(str(path))
         log = tmp_path / f"run-{job}.log"
-        wait_for(lambda: num_rows(run) > 20, 120, "the first updates")
+        wait_for(lambda: num_rows(run) > 20, 120, "the first steps")
 
         slurm.run("scancel", "--batch", "--signal=USR1", job)  # what Slurm does before the time limit
         wait_for(lambda: "stopped with a checkpoint" in log.read_text(), 90, "a checkpoint after the signal")
         first = num_rows(run)
         assert json.loads((run / "summary.json").read_text())["status"] == "stopped"
         go_on_at_once(slurm, job)
-        wait_for(lambda: num_rows(run) > first + 20, 120, "updates of the second attempt")
+        wait_for(lambda: num_rows(run) > first + 20, 120, "steps of the second attempt")
 
         better = slurm.submit("--partition=high", "--exclusive", "--output=/dev/null", "--wrap", "sleep 2")
         wait_for(lambda: slurm.state(better) == "COMPLETED", 120, "the better job has had its turn")
@@ -76,8 +76,8 @@ def test_a_run_is_stopped_preempted_requeued_and_finished_like_one_that_never_wa
         assert said.count("stopped with a checkpoint") == 2
         assert "the run is finished" in said
 
-    assert [row["update"] for row in rows_of(run)] == list(range(1, 991))
+    assert [row["step"] for row in rows_of(run)] == list(range(1, 991))
     assert json.loads((run / "summary.json").read_text())["status"] == "finished"
-    # The same updates as a run that nobody ever interrupted.
+    # The same steps as a run that nobody ever interrupted.
     train_on_ranks(2, tmp_path / "quiet", *LONG)
     assert losses_of(run) == losses_of(tmp_path / "quiet")

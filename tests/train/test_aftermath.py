@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from megabatch.train.aftermath import gather_ranks, report_at_the_end
-from megabatch.train.stopwatch import WARM_UP_UPDATES, Stopwatch
+from megabatch.train.stopwatch import WARM_UP_STEPS, Stopwatch
 from tests.ranks import run_ranks
 from tests.report.folders import make_run
 
 
 def _gather(rank: int) -> dict[str, Any]:
     watch = Stopwatch(True)
-    for _ in range(WARM_UP_UPDATES + 2):
+    for _ in range(WARM_UP_STEPS + 2):
         watch.begin()
         watch.seconds["forward"] = float(rank + 1)
         watch.end()
@@ -26,7 +26,7 @@ def test_all_ranks_get_the_same_table() -> None:
     tables = run_ranks(3, _gather)
     assert tables[0] == tables[1] == tables[2]
     assert [(row["host"], row["forward_seconds"]) for row in tables[0]["ranks"]] == [("a", 1.0), ("a", 2.0), ("b", 3.0)]
-    assert tables[0]["num_updates"] == 2
+    assert tables[0]["num_steps"] == 2
 
 
 def test_the_page_is_there_and_nothing_is_said(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ class Trunk:
     def __init__(self) -> None:
         torch.manual_seed(1)
         self.model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 1)).double()
-        self.statistics = megabatch.GhostStatistics(self.model, newest_share=0.3)
+        self.statistics = megabatch.GhostStatistics(self.model, momentum=0.3)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.numbers = torch.Generator().manual_seed(2)
 
@@ -37,7 +37,7 @@ class Trunk:
             loss.backward()
             self.optimizer.step()
             self.statistics.after_ghost(1.0)
-            self.statistics.after_update()
+            self.statistics.after_step()
             losses.append(loss.item())
         return losses
 

@@ -17,7 +17,7 @@ from megabatch.train.checkpoint import FORMAT, check_fits, decode, newest_whole,
 
 
 def state(number: int) -> dict[str, Any]:
-    return {"model": {"w": torch.full((3,), float(number))}, "run": {"updates": number, "name": "x", "rate": 0.5}}
+    return {"model": {"w": torch.full((3,), float(number))}, "run": {"steps": number, "name": "x", "rate": 0.5}}
 
 
 def save(folder: Path, *numbers: int, keep: int = 3, best: bool = False) -> None:
@@ -37,7 +37,7 @@ def newest(folder: Path) -> tuple[int | None, list[str]]:
     said: list[str] = []
     data = newest_whole(folder, said.append)
     assert all("\n" not in line for line in said)
-    return (None if data is None else decode(data, "here")["run"]["updates"]), said
+    return (None if data is None else decode(data, "here")["run"]["steps"]), said
 
 
 def damage(path: Path) -> None:
@@ -68,7 +68,7 @@ def test_links_are_relative_so_that_a_run_folder_can_be_moved(tmp_path: Path) ->
     save(tmp_path / "a", 1, best=True)
     (tmp_path / "a").rename(tmp_path / "b")
     for link in ("last", "best"):
-        assert read_checkpoint(tmp_path / "b" / link)["run"]["updates"] == 1
+        assert read_checkpoint(tmp_path / "b" / link)["run"]["steps"] == 1
 
 
 def test_the_newest_few_and_the_best_are_kept(tmp_path: Path) -> None:
@@ -76,14 +76,14 @@ def test_the_newest_few_and_the_best_are_kept(tmp_path: Path) -> None:
     save(tmp_path, 2, best=True)
     save(tmp_path, 3, 4, 5, 6, keep=2)
     assert steps(tmp_path) == [2, 5, 6]
-    assert read_checkpoint(tmp_path / "best")["run"]["updates"] == 2
-    assert read_checkpoint(tmp_path / "last")["run"]["updates"] == 6
+    assert read_checkpoint(tmp_path / "best")["run"]["steps"] == 2
+    assert read_checkpoint(tmp_path / "last")["run"]["steps"] == 6
     save(tmp_path, 7, keep=2, best=True)
     assert steps(tmp_path) == [6, 7]
     assert sorted(tmp_path.glob("*.sha256")) == [tmp_path / f"step-0000000{n}.pt.sha256" for n in (6, 7)]
 
 
-def test_the_newest_is_the_one_after_most_updates(tmp_path: Path) -> None:
+def test_the_newest_is_the_one_after_most_steps(tmp_path: Path) -> None:
     save(tmp_path, 9, 10, 99_999_999)
     assert newest(tmp_path) == (99_999_999, [])
 
@@ -155,7 +155,7 @@ def test_a_kill_at_any_file_leaves_the_one_before(tmp_path: Path, monkeypatch: p
         save(tmp_path, 2)
     monkeypatch.undo()
     assert newest(tmp_path) == (1, [])
-    assert read_checkpoint(tmp_path / "last")["run"]["updates"] == 1
+    assert read_checkpoint(tmp_path / "last")["run"]["steps"] == 1
     # The next checkpoint clears away what was left.
     save(tmp_path, 3)
     assert newest(tmp_path) == (3, [])
@@ -190,7 +190,7 @@ def test_damaged_later_steps_do_not_push_out_the_whole_ones(tmp_path: Path) -> N
     for number in (2, 3, 4):
         save(tmp_path, number, keep=2)
         assert newest(tmp_path)[0] == number
-        assert read_checkpoint(tmp_path / "last")["run"]["updates"] == number
+        assert read_checkpoint(tmp_path / "last")["run"]["steps"] == number
     damage(tmp_path / "step-00000004.pt")
     assert newest(tmp_path)[0] == 3  # two whole copies, as was asked for
 

@@ -12,50 +12,50 @@ from megabatch.train.derived import derived_lines
 
 NETWORK = nn.Linear(999, 1000)  # one million parameters
 SETTINGS = (
-    *("train.batch_total=1024", "train.ghost_batch=64", "train.epochs=5", "train.precision=fp32"),
+    *("train.global_batch_size=1024", "train.ghost_batch_size=64", "train.epochs=5", "train.precision=fp32"),
     *("model.name=resnet8", "comm.algorithm=torus"),
 )
 
 
-def lines(num_workers: int, grid: str, *overrides: str, samples_per_epoch: int = 60_000) -> list[str]:
+def lines(world_size: int, grid: str, *overrides: str, samples_per_epoch: int = 60_000) -> list[str]:
     config = load_config("demo", [*SETTINGS, *overrides])
     clock = Clock(samples_per_epoch, round(config.train.epochs * samples_per_epoch))
-    return derived_lines(config, clock, num_workers, parse_grid(grid), NETWORK)
+    return derived_lines(config, clock, world_size, parse_grid(grid), NETWORK)
 
 
 def test_sixteen_ghosts_on_four_workers() -> None:
-    """1024 = 16 ghosts x 64 = 4 for each of 4 workers; 5 x 60,000 / 1024 = 292.97, so 293 updates."""
+    """1024 = 16 ghosts x 64 = 4 for each of 4 workers; 5 x 60,000 / 1024 = 292.97, so 293 steps."""
     assert lines(4, "2x2") == [
         "network        resnet8, 1,000,000 parameters, fp32",
         "gradients      4.0 MB in fp32",
         "workers        4 in a grid of 2x2, gradients by torus",
-        "total batch    1,024 pictures",
-        "from epoch 0   1,024 = 16 ghosts x 64; each worker accumulates 4; 58.59 updates an epoch",
-        "in all         293 updates, 300,000 pictures, 5 epochs of 60,000",
+        "total batch    1,024 images",
+        "from epoch 0   1,024 = 16 ghosts x 64; each worker accumulates 4; 58.59 steps an epoch",
+        "in all         293 steps, 300,000 images, 5 epochs of 60,000",
     ]
 
 
-@pytest.mark.parametrize(("num_workers", "each"), [(1, "16"), (3, "5 or 6"), (5, "3 or 4"), (16, "1"), (20, "0 or 1")])
-def test_uneven_deals_are_said(num_workers: int, each: str) -> None:
-    assert f"each worker accumulates {each};" in lines(num_workers, f"1x{num_workers}")[4]
+@pytest.mark.parametrize(("world_size", "each"), [(1, "16"), (3, "5 or 6"), (5, "3 or 4"), (16, "1"), (20, "0 or 1")])
+def test_uneven_deals_are_said(world_size: int, each: str) -> None:
+    assert f"each worker accumulates {each};" in lines(world_size, f"1x{world_size}")[4]
 
 
 def test_stages_get_a_line_each_and_a_limit_is_said() -> None:
-    """Stage one lasts 2 x 6,000 / 640 = 18.75, so 19 updates; 30,000 - 12,160 = 17,840 are 13.9 updates of 1280."""
-    overrides = ('train.batch_total="0:640 2:1280"', "train.max_updates=20")
+    """Stage one lasts 2 x 6,000 / 640 = 18.75, so 19 steps; 30,000 - 12,160 = 17,840 are 13.9 steps of 1280."""
+    overrides = ('train.global_batch_size="0:640 2:1280"', "train.max_steps=20")
     found = lines(2, "1x2", *overrides, samples_per_epoch=6000)
     assert found[3:] == [
-        "total batch    640 from epoch 0, 1,280 from epoch 2 pictures",
-        "from epoch 0   640 = 10 ghosts x 64; each worker accumulates 5; 9.38 updates an epoch",
-        "from epoch 2   1,280 = 20 ghosts x 64; each worker accumulates 10; 4.69 updates an epoch",
-        "in all         33 updates, 30,000 pictures, 5 epochs of 6,000, stopping after 20",
+        "total batch    640 from epoch 0, 1,280 from epoch 2 images",
+        "from epoch 0   640 = 10 ghosts x 64; each worker accumulates 5; 9.38 steps an epoch",
+        "from epoch 2   1,280 = 20 ghosts x 64; each worker accumulates 10; 4.69 steps an epoch",
+        "in all         33 steps, 30,000 images, 5 epochs of 6,000, stopping after 20",
     ]
-    assert "stopping" not in lines(2, "1x2", "train.max_updates=999")[-1]
+    assert "stopping" not in lines(2, "1x2", "train.max_steps=999")[-1]
 
 
 def test_branches_and_growth_are_said() -> None:
     found = lines(2, "1x2", "collapse.at_epochs=[2.5, 5]", "collapse.epochs=1")
     assert found[-2] == "collapses      of 1 epochs each, from epoch 2.5, 5 of the trunk, not counted below"
-    found = lines(2, "1x2", "batch_control.adaptive.max_batch_total=4096")
-    assert found[-2] == "growing        by the noise scale, up to 4,096 pictures an update"
-    assert found[-1].startswith("in all         at most 293 updates")
+    found = lines(2, "1x2", "batch_control.adaptive.max_global_batch_size=4096")
+    assert found[-2] == "growing        by the noise scale, up to 4,096 images a step"
+    assert found[-1].startswith("in all         at most 293 steps")

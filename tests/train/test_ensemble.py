@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from megabatch.data.assemble import assemble_training
 from megabatch.data.augment import Augmentation
 from megabatch.data.order import stream
-from megabatch.data.sources import PictureArray
+from megabatch.data.sources import ImageArray
 from megabatch.errors import DataError
 from megabatch.train.ensemble import average_weights, re_estimate_statistics
 from megabatch.train.segment import branch_augment
@@ -38,9 +38,9 @@ def test_floats_are_averaged_and_counters_are_the_newest() -> None:
     assert averaged["weight"].data_ptr() != states[-1]["weight"].data_ptr()
 
 
-def pictures() -> PictureArray:
+def images() -> ImageArray:
     numbers = np.random.default_rng(1)
-    return PictureArray("test", numbers.integers(0, 256, (31, 8, 8, 1), dtype=np.uint8), numbers.integers(0, 3, 31), 3)
+    return ImageArray("test", numbers.integers(0, 256, (31, 8, 8, 1), dtype=np.uint8), numbers.integers(0, 3, 31), 3)
 
 
 def normalise(batch: Tensor) -> Tensor:
@@ -53,44 +53,44 @@ def re_estimate(rank: int) -> tuple[int, list[float]]:
     def autocast() -> torch.autocast:
         return torch.autocast("cpu", enabled=False)
 
-    count = re_estimate_statistics(network, small_config(*SETTINGS), pictures(), normalise, autocast)
+    count = re_estimate_statistics(network, small_config(*SETTINGS), images(), normalise, autocast)
     assert network.running_mean is not None
     assert network.running_var is not None
     return count, [float(network.running_mean), float(network.running_var)]
 
 
-@pytest.mark.parametrize("num_workers", [1, 2, 3])
-def test_statistics_are_those_of_the_first_ghosts_of_the_stream(num_workers: int) -> None:
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_statistics_are_those_of_the_first_ghosts_of_the_stream(world_size: int) -> None:
     config = small_config(*SETTINGS)
     epochs, samples = stream(3, 31, 0, 40)  # five ghosts of eight: more than an epoch
     augmentation = Augmentation(**branch_augment(config).model_dump())
-    pixels, _ = assemble_training(pictures(), augmentation, 8, 3, epochs, samples)
+    pixels, _ = assemble_training(images(), augmentation, 8, 3, epochs, samples)
     ghosts = pixels.reshape(5, -1) / 255.0
     means, variances = ghosts.mean(axis=1), ghosts.var(axis=1, ddof=1)
-    for count, found in run_ranks(num_workers, re_estimate):
+    for count, found in run_ranks(world_size, re_estimate):
         assert count == 5
         assert found == pytest.approx([means.mean(), variances.mean() + means.var()], rel=1e-9)
 
 
 class WithHoles:
-    """Pictures of which one in five cannot be read."""
+    """Images of which one in five cannot be read."""
 
     def __init__(self) -> None:
-        whole = pictures()
+        whole = images()
         self.name, self.num_classes, self.channels, self.labels = "holes", 3, 1, whole.labels
-        self._pictures = whole.pictures
+        self._images = whole.images
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def read(self, index: int) -> NDArray[np.uint8]:
         if index % 5 == 0:
-            raise DataError(f"picture {index} is broken")
-        picture: NDArray[np.uint8] = self._pictures[index]
-        return picture
+            raise DataError(f"image {index} is broken")
+        image: NDArray[np.uint8] = self._images[index]
+        return image
 
 
-def test_broken_pictures_are_replaced_as_in_training_unless_none_are_allowed() -> None:
+def test_broken_images_are_replaced_as_in_training_unless_none_are_allowed() -> None:
     def autocast() -> torch.autocast:
         return torch.autocast("cpu", enabled=False)
 

@@ -1,4 +1,4 @@
-"""Exact evaluation: 103 pictures count as 103 on any number of workers, and the numbers are those of float64."""
+"""Exact evaluation: 103 images count as 103 on any number of workers, and the numbers are those of float64."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from megabatch.data.sources import PictureArray
+from megabatch.data.sources import ImageArray
 from megabatch.train.evaluate import Evaluation, evaluate, evaluate_together
 from tests.ranks import run_ranks
 
-NUM_PICTURES, CLASSES, SIZE = 103, 9, 8
+NUM_IMAGES, CLASSES, SIZE = 103, 9, 8
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -26,10 +26,10 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def source(num_pictures: int = NUM_PICTURES) -> PictureArray:
+def source(num_images: int = NUM_IMAGES) -> ImageArray:
     numbers = np.random.default_rng(1)
-    pixels = numbers.integers(0, 256, (num_pictures, SIZE, SIZE, 1), dtype=np.uint8)
-    return PictureArray("test", pixels, numbers.integers(0, CLASSES, num_pictures), CLASSES)
+    pixels = numbers.integers(0, 256, (num_images, SIZE, SIZE, 1), dtype=np.uint8)
+    return ImageArray("test", pixels, numbers.integers(0, CLASSES, num_images), CLASSES)
 
 
 class Network(nn.Module):
@@ -42,29 +42,29 @@ class Network(nn.Module):
         self.norm = nn.BatchNorm1d(num_classes)
         self.dropout = nn.Dropout(0.5)
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        out: Tensor = self.dropout(self.norm(pictures.flatten(1) @ self.weight))
+    def forward(self, images: Tensor) -> Tensor:
+        out: Tensor = self.dropout(self.norm(images.flatten(1) @ self.weight))
         return out
 
 
-def normalise(pictures: Tensor) -> Tensor:
-    return pictures.float() / 255.0
+def normalise(images: Tensor) -> Tensor:
+    return images.float() / 255.0
 
 
 def no_autocast() -> torch.autocast:
     return torch.autocast("cpu", enabled=False)
 
 
-def run(network: nn.Module, pictures: PictureArray, pictures_per_pass: int = 10) -> Evaluation:
-    return evaluate(network, pictures, SIZE, normalise, no_autocast, pictures_per_pass, torch.device("cpu"))
+def run(network: nn.Module, images: ImageArray, images_per_pass: int = 10) -> Evaluation:
+    return evaluate(network, images, SIZE, normalise, no_autocast, images_per_pass, torch.device("cpu"))
 
 
-def oracle(pictures: PictureArray, network: Network) -> tuple[int, int, float]:
-    """Hits and mean loss in float64, counted picture by picture."""
+def oracle(images: ImageArray, network: Network) -> tuple[int, int, float]:
+    """Hits and mean loss in float64, counted image by image."""
     weight = network.weight.detach().double().numpy()
     hits1 = hits5 = 0
     losses = []
-    for pixels, label in zip(pictures.pictures, pictures.labels.tolist(), strict=True):
+    for pixels, label in zip(images.images, images.labels.tolist(), strict=True):
         logits = (pixels.astype(np.float64).reshape(-1) / 255.0) @ weight / np.sqrt(1 + 1e-5)
         better = int((logits > logits[label]).sum())
         hits1 += better < 1
@@ -78,33 +78,33 @@ def on_ranks(rank: int) -> list[Evaluation]:
     found = [run(network, source()), run(network, source(), 1000), run(network, source(3))]
     assert network.training
     assert network.norm.training
-    # Every rank must have the result, and the split must not have left the last pictures to one rank's padding.
+    # Every rank must have the result, and the split must not have left the last images to one rank's padding.
     assert dist.get_world_size() == 4
     return found
 
 
-def test_four_workers_count_103_pictures_once_and_agree_with_one() -> None:
+def test_four_workers_count_103_images_once_and_agree_with_one() -> None:
     network = Network()
     hits1, hits5, loss = oracle(source(), network)
-    assert 0 < hits1 < hits5 < NUM_PICTURES
+    assert 0 < hits1 < hits5 < NUM_IMAGES
     alone = run(network, source())
-    assert alone.num_pictures == NUM_PICTURES
-    assert (alone.top1, alone.top5) == (hits1 / NUM_PICTURES, hits5 / NUM_PICTURES)
+    assert alone.num_images == NUM_IMAGES
+    assert (alone.top1, alone.top5) == (hits1 / NUM_IMAGES, hits5 / NUM_IMAGES)
     assert alone.loss == pytest.approx(loss, rel=1e-6)
     few = run(network, source(3))
     for of_rank in run_ranks(4, on_ranks):
         for found in of_rank[:2]:
-            assert (found.top1, found.top5, found.num_pictures) == (alone.top1, alone.top5, NUM_PICTURES)
+            assert (found.top1, found.top5, found.num_images) == (alone.top1, alone.top5, NUM_IMAGES)
             assert found.loss == pytest.approx(loss, rel=1e-6)
-        # Three pictures leave one of four workers without any.
-        assert (of_rank[2].top1, of_rank[2].top5, of_rank[2].num_pictures) == (few.top1, few.top5, 3)
+        # Three images leave one of four workers without any.
+        assert (of_rank[2].top1, of_rank[2].top5, of_rank[2].num_images) == (few.top1, few.top5, 3)
         assert of_rank[2].loss == pytest.approx(few.loss, rel=1e-6)
 
 
-@pytest.mark.parametrize("pictures_per_pass", [1, 7, 103, 5000])
-def test_the_size_of_a_pass_does_not_matter(pictures_per_pass: int) -> None:
-    expected, found = run(Network(), source()), run(Network(), source(), pictures_per_pass)
-    assert (found.top1, found.top5, found.num_pictures) == (expected.top1, expected.top5, expected.num_pictures)
+@pytest.mark.parametrize("images_per_pass", [1, 7, 103, 5000])
+def test_the_size_of_a_pass_does_not_matter(images_per_pass: int) -> None:
+    expected, found = run(Network(), source()), run(Network(), source(), images_per_pass)
+    assert (found.top1, found.top5, found.num_images) == (expected.top1, expected.top5, expected.num_images)
     assert found.loss == pytest.approx(expected.loss, rel=1e-6)
 
 
@@ -120,8 +120,8 @@ def test_the_network_is_left_in_the_mode_it_was_in_and_without_gradients() -> No
 
 
 def test_fewer_than_five_classes_make_top5_certain() -> None:
-    pictures = PictureArray("few", source().pictures, source().labels % 3, 3)
-    found = run(Network(3), pictures)
+    images = ImageArray("few", source().images, source().labels % 3, 3)
+    found = run(Network(3), images)
     assert found.top5 == 1.0
     assert 0 < found.top1 < 1
 
@@ -130,8 +130,8 @@ def test_the_network_runs_under_the_given_precision() -> None:
     seen: list[torch.dtype] = []
 
     class Watching(Network):
-        def forward(self, pictures: Tensor) -> Tensor:
-            logits = pictures.flatten(1) @ self.weight
+        def forward(self, images: Tensor) -> Tensor:
+            logits = images.flatten(1) @ self.weight
             seen.append(logits.dtype)
             return logits
 
@@ -157,21 +157,21 @@ def together(rank: int) -> tuple[list[Evaluation], Evaluation]:
     return evaluate_together(networks, source(), SIZE, normalise, no_autocast, 10, torch.device("cpu"))
 
 
-def test_an_ensemble_averages_probabilities_and_counts_every_picture_once() -> None:
-    pictures = source()
-    probabilities = np.zeros((NUM_PICTURES, CLASSES))
+def test_an_ensemble_averages_probabilities_and_counts_every_image_once() -> None:
+    images = source()
+    probabilities = np.zeros((NUM_IMAGES, CLASSES))
     for seed in range(3):
         weight = Shifted(seed).weight.detach().double().numpy()
-        logits = (pictures.pictures.reshape(NUM_PICTURES, -1) / 255.0) @ weight / np.sqrt(1 + 1e-5)
+        logits = (images.images.reshape(NUM_IMAGES, -1) / 255.0) @ weight / np.sqrt(1 + 1e-5)
         exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
         probabilities += exponentials / exponentials.sum(axis=1, keepdims=True) / 3
-    of_label = probabilities[np.arange(NUM_PICTURES), pictures.labels]
+    of_label = probabilities[np.arange(NUM_IMAGES), images.labels]
     better = (probabilities > of_label[:, None]).sum(axis=1)
     for alone, ensemble in [together(0), *run_ranks(4, together)]:
-        assert ensemble.num_pictures == NUM_PICTURES
+        assert ensemble.num_images == NUM_IMAGES
         assert (ensemble.top1, ensemble.top5) == ((better < 1).mean(), (better < 5).mean())
         assert ensemble.loss == pytest.approx(float(-np.log(of_label).mean()), rel=1e-5)
         for seed, found in enumerate(alone):
-            expected = run(Shifted(seed), pictures)
+            expected = run(Shifted(seed), images)
             assert (found.top1, found.top5) == (expected.top1, expected.top5)
             assert found.loss == pytest.approx(expected.loss, rel=1e-6)

@@ -10,7 +10,7 @@ import torch
 from megabatch.config import Config
 from megabatch.data.broken import Broken
 from megabatch.data.decode import Decoding
-from megabatch.data.sources import PictureArray, open_source
+from megabatch.data.sources import ImageArray, open_source
 from megabatch.errors import ConfigError
 from megabatch.recipes import load_config
 from megabatch.train.feed import Feeds, cores_of_worker, feeding_of, image_size_at, largest_image_size
@@ -22,8 +22,8 @@ def settings(*overrides: str) -> Config:
     return load_config("demo", list(overrides))
 
 
-def in_memory() -> PictureArray:
-    return PictureArray("memory", np.zeros((4, 8, 8, 3), dtype=np.uint8), [0, 1, 0, 1])
+def in_memory() -> ImageArray:
+    return ImageArray("memory", np.zeros((4, 8, 8, 3), dtype=np.uint8), [0, 1, 0, 1])
 
 
 def test_settings_reach_the_loader(tmp_path: Path) -> None:
@@ -34,8 +34,8 @@ def test_settings_reach_the_loader(tmp_path: Path) -> None:
     assert feeding.broken.max_share == 0.25
 
 
-def test_cores_are_shared_and_pictures_in_memory_need_one_thread() -> None:
-    lazy = open_source("generated", None, "train", num_pictures=9, memory_limit_bytes=0)
+def test_cores_are_shared_and_images_in_memory_need_one_thread() -> None:
+    lazy = open_source("generated", None, "train", num_images=9, memory_limit_bytes=0)
     assert feeding_of(settings(), lazy, 1).threads == min(16, cores_of_worker(1))
     assert feeding_of(settings(), lazy, 10_000).threads == 1
     assert feeding_of(settings(), in_memory(), 1).threads == 1
@@ -48,7 +48,7 @@ def test_a_decoder_that_is_missing_is_said_before_the_run(monkeypatch: pytest.Mo
         feeding_of(settings("data.decoder=opencv"), in_memory(), 1)
 
 
-def test_the_size_of_pictures_follows_its_schedule() -> None:
+def test_the_size_of_images_follows_its_schedule() -> None:
     assert image_size_at(settings("data.image_size=28"))(3.0) == 28
     assert largest_image_size(settings("data.image_size=28")) == 28
     pieces = "[{until_epoch=2, start=128}, {until_epoch=6, shape='linear', start=128, end=192}]"
@@ -82,7 +82,7 @@ def count_broken(rank: int, folder: str) -> tuple[int, list[str]]:
     return total, sorted(path.name for path in Path(folder).iterdir())
 
 
-def test_broken_pictures_of_all_workers_are_added_up(tmp_path: Path) -> None:
+def test_broken_images_of_all_workers_are_added_up(tmp_path: Path) -> None:
     for total, names in run_ranks(2, count_broken, str(tmp_path)):
         assert total == 1 + 2 + 2
         assert names == ["broken.0.jsonl", "broken.1.jsonl"]

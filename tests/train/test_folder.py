@@ -16,7 +16,13 @@ from megabatch.recipes import load_config
 from megabatch.train import folder as folder_module
 from megabatch.train.folder import changes_on_resume, check_output, config_of_run, default_output, hold
 
-SETTINGS = ("train.seed=0", "train.epochs=5", "train.batch_total=1024", "train.ghost_batch=64", "comm.wire=fp32")
+SETTINGS = (
+    "train.seed=0",
+    "train.epochs=5",
+    "train.global_batch_size=1024",
+    "train.ghost_batch_size=64",
+    "comm.grad_dtype=fp32",
+)
 
 
 def config(*overrides: str) -> Config:
@@ -71,7 +77,7 @@ def test_a_folder_with_a_run_needs_resume(run: Path) -> None:
         "checkpoint.keep=5",
         "comm.bucket_mb=1",
         "data.path=elsewhere",
-        "promise.time=later",
+        "reference.time=later",
     ],
 )
 def test_what_does_not_change_the_computation_may_change(run: Path, override: str) -> None:
@@ -79,7 +85,7 @@ def test_what_does_not_change_the_computation_may_change(run: Path, override: st
     check_output(run, config(override), resume=True, same_result=True)
 
 
-@pytest.mark.parametrize("override", ["train.max_updates=3", "optimizer.learning_rate=0.3"])
+@pytest.mark.parametrize("override", ["train.max_steps=3", "optimizer.lr=0.3"])
 def test_what_may_change_on_resume_changes_the_result(run: Path, override: str) -> None:
     check_output(run, config(override), resume=True)
     with pytest.raises(CheckpointError, match=override.partition("=")[0]):
@@ -88,8 +94,8 @@ def test_what_may_change_on_resume_changes_the_result(run: Path, override: str) 
 
 def test_a_changed_rate_is_told(run: Path) -> None:
     assert changes_on_resume(run, config("optimizer.weight_decay=0.1")) == []
-    (said,) = changes_on_resume(run, config("optimizer.learning_rate=0.3"))
-    assert said.startswith("changed        optimizer.learning_rate from here on: ")
+    (said,) = changes_on_resume(run, config("optimizer.lr=0.3"))
+    assert said.startswith("changed        optimizer.lr from here on: ")
     assert said.endswith("-> 0.3")
     assert changes_on_resume(run / "nothing", config()) == []
 
@@ -98,12 +104,15 @@ def test_a_changed_rate_is_told(run: Path) -> None:
     ("overrides", "words"),
     [
         (["train.seed=1"], ["train.seed is 0, given 1;"]),
-        (["train.epochs=6", "train.batch_total=2048"], ["train.batch_total is 1024, given 2048 (and 1 more)"]),
+        (
+            ["train.epochs=6", "train.global_batch_size=2048"],
+            ["train.epochs is 5.0, given 6.0 (and 1 more)"],
+        ),
         (["optimizer.weight_decay=0.1"], ["optimizer.weight_decay"]),
         (["model.width=8"], ["model.width is None, given 8"]),
         (["data.source=generated"], ["data.source"]),
-        (["norm.newest_share=1"], ["norm.newest_share"]),
-        (["comm.wire=fp16"], ["comm.wire is 'fp32', given 'fp16'"]),
+        (["norm.momentum=1"], ["norm.momentum"]),
+        (["comm.grad_dtype=fp16"], ["comm.grad_dtype is 'fp32', given 'fp16'"]),
     ],
 )
 def test_another_run_is_refused_by_the_first_setting_that_differs(

@@ -22,8 +22,8 @@ def test_the_list_of_resnet50_is_the_stored_one() -> None:
 class Noisy(nn.Module):
     """Draws a random number even when it is not trained."""
 
-    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
-        return pictures + torch.rand(())
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images + torch.rand(())
 
 
 def test_it_leaves_no_trace() -> None:
@@ -41,7 +41,7 @@ def test_it_leaves_no_trace() -> None:
     assert all(not module._forward_hooks for module in network.modules())
 
 
-def test_a_network_that_does_not_take_such_pictures_has_no_list() -> None:
+def test_a_network_that_does_not_take_such_images_has_no_list() -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(5, 2))
     assert layers_or_none(network, 1, 8) is None
     assert all(module.training and not module._forward_hooks for module in network.modules())

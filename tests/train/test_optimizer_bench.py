@@ -1,4 +1,4 @@
-"""The bench of optimiser steps: the slow twin is LARS, everybody really steps, and the table shows every contestant."""
+"""The bench of optimizer steps: the slow twin is LARS, everybody really steps, and the table shows every contestant."""
 
 from __future__ import annotations
 

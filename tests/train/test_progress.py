@@ -1,4 +1,4 @@
-"""What a person sees: a bar on a terminal, plain lines elsewhere, nothing from any but the first worker."""
+"""What a person sees: a bar on a terminal, plain lines elsewhere, nothing from any but the main rank."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from megabatch.train.progress import Progress
 
 CLOCK = Clock(samples_per_epoch=1000, total_samples=3000)
 ROW: dict[str, float | int] = {
-    "update": 1,
+    "step": 1,
     "loss": 2.3456,
     "top1": 0.125,
-    "learning_rate": 0.0512345,
-    "batch_total": 1024,
+    "lr": 0.0512345,
+    "global_batch_size": 1024,
     "images_per_second": 12345.6,
     "data_seconds": 0.1,
     "compute_seconds": 0.8,
@@ -44,8 +44,8 @@ def hand(monkeypatch: pytest.MonkeyPatch) -> Time:
     return made
 
 
-def progress(speaks: bool = True, terminal: bool = False) -> tuple[Progress, io.StringIO]:
-    made, out = Progress(speaks), io.StringIO()
+def progress(is_main: bool = True, terminal: bool = False) -> tuple[Progress, io.StringIO]:
+    made, out = Progress(is_main), io.StringIO()
     made._console = Console(
         file=out, force_terminal=terminal, width=120, highlight=False, soft_wrap=True, legacy_windows=False
     )
@@ -72,9 +72,9 @@ def test_plain_lines_come_every_few_seconds_with_speed_split_and_time_left(hand:
 
 def test_a_resumed_run_counts_its_time_left_from_where_it_began(hand: Time) -> None:
     made, out = progress()
-    with made.showing(Clock(1000, 3000, samples=2000, updates=2), 3000):
+    with made.showing(Clock(1000, 3000, samples=2000, steps=2), 3000):
         hand.now += 10.0
-        made.show(Clock(1000, 3000, samples=2500, updates=3), ROW)
+        made.show(Clock(1000, 3000, samples=2500, steps=3), ROW)
     assert out.getvalue().endswith("eta 0:10\n")
 
 
@@ -113,7 +113,7 @@ def test_values_that_are_not_finite_or_take_no_time_are_shown(hand: Time) -> Non
 
 def test_other_workers_stay_silent() -> None:
     for terminal in (False, True):
-        made, out = progress(speaks=False, terminal=terminal)
+        made, out = progress(is_main=False, terminal=terminal)
         made.say("hello")
         with made.showing(CLOCK, 3000):
             made.show(CLOCK.after(1000), EVALUATED)

@@ -8,7 +8,7 @@ from pathlib import Path
 from megabatch.report.record import read_metrics
 from megabatch.train.recorder import Recorder
 
-ROW: dict[str, float | int] = {"loss": 2.5, "top1": 0.25, "learning_rate": 0.1, "batch_total": 64, "applied": 1}
+ROW: dict[str, float | int] = {"loss": 2.5, "top1": 0.25, "lr": 0.1, "global_batch_size": 64, "applied": 1}
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -22,22 +22,22 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def test_rows_go_to_both_and_a_resumed_run_hides_what_came_after_its_checkpoint(tmp_path: Path) -> None:
-    first = Recorder(tmp_path, keep_bytes=0, updates_done=0)
+    first = Recorder(tmp_path, keep_bytes=0, steps_done=0)
     cursors = []
-    for update in (1, 2, 3, 4):
-        first.append({"update": update, **ROW, "val_top1": update / 10})
+    for step in (1, 2, 3, 4):
+        first.append({"step": step, **ROW, "val_top1": step / 10})
         cursors.append(first.num_bytes)
     first.close()
-    assert [row["update"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
     assert cursors[-1] == (tmp_path / "metrics.jsonl").stat().st_size
     found = scalars(tmp_path)
-    assert set(found) == {"train/loss", "train/top1", "schedule/learning_rate", "schedule/batch_total", "val/top1"}
+    assert set(found) == {"train/loss", "train/top1", "schedule/lr", "schedule/global_batch_size", "val/top1"}
     assert found["train/loss"] == [(1, 2.5), (2, 2.5), (3, 2.5), (4, 2.5)]
 
-    # Killed after update 4; the newest checkpoint is that of update 2.
-    second = Recorder(tmp_path, keep_bytes=cursors[1], updates_done=2)
-    second.append({"update": 3, **ROW, "loss": 1.5})
+    # Killed after step 4; the newest checkpoint is that of step 2.
+    second = Recorder(tmp_path, keep_bytes=cursors[1], steps_done=2)
+    second.append({"step": 3, **ROW, "loss": 1.5})
     second.close()
     rows = list(read_metrics(tmp_path / "metrics.jsonl"))
-    assert [(row["update"], row["loss"]) for row in rows] == [(1, 2.5), (2, 2.5), (3, 1.5)]
+    assert [(row["step"], row["loss"]) for row in rows] == [(1, 2.5), (2, 2.5), (3, 1.5)]
     assert scalars(tmp_path)["train/loss"] == [(1, 2.5), (2, 2.5), (3, 1.5)]

@@ -1,4 +1,4 @@
-"""What a phase is trained with: pictures, rates and updates of the trunk and of a branch."""
+"""What a phase is trained with: images, rates and steps of the trunk and of a branch."""
 
 from __future__ import annotations
 
@@ -17,29 +17,27 @@ COLLAPSE = ("collapse.at_epochs=[1.0, 4.0]", "collapse.epochs=2.0")
 
 
 def config_of(*overrides: str) -> Config:
-    return small_config("train.batch_total=0:40 0.6:48 3:80", *COLLAPSE, *overrides)
+    return small_config("train.global_batch_size=0:40 0.6:48 3:80", *COLLAPSE, *overrides)
 
 
-def test_the_trunk_makes_the_same_updates_with_and_without_cuts() -> None:
+def test_the_trunk_makes_the_same_steps_with_and_without_cuts() -> None:
     cut, whole = (
         config_of("train.reset_momentum_at_epochs=[0.25, 1.0]"),
-        small_config("train.batch_total=0:40 0.6:48 3:80"),
+        small_config("train.global_batch_size=0:40 0.6:48 3:80"),
     )
     clock, found = trunk_clock(cut, 330), []
     for phase in phases_of(cut):
         if phase.is_branch:
             continue
         segment = segment_of(cut, phase, clock, None)
-        for update in segment.updates(cut, clock):
+        for step in segment.steps(cut, clock):
             assert not segment.is_over(clock, 8)
-            found.append(update)
-            clock = clock.after(update.num_samples)
+            found.append(step)
+            clock = clock.after(step.num_samples)
         assert segment.is_over(clock, 8)
         assert clock.epoch >= min(phase.until_epoch, 4.0 - 8 / 330)
     [phase] = phases_of(whole)
-    assert found == list(
-        segment_of(whole, phase, trunk_clock(whole, 330), None).updates(whole, trunk_clock(whole, 330))
-    )
+    assert found == list(segment_of(whole, phase, trunk_clock(whole, 330), None).steps(whole, trunk_clock(whole, 330)))
 
 
 def test_a_branch_has_its_own_clock_seed_and_batch() -> None:
@@ -47,35 +45,35 @@ def test_a_branch_has_its_own_clock_seed_and_batch() -> None:
     trunk = Clock(330, 1320, 345, 8)
     branch = phases_of(config)[1]
     clock = branch_clock(config, trunk)
-    assert (clock.samples, clock.total_samples, clock.updates) == (0, 660, 8)
+    assert (clock.samples, clock.total_samples, clock.steps) == (0, 660, 8)
     segment = segment_of(config, branch, trunk, None)
     assert segment.seed == branch_seed(0, 1) != 0
-    updates = list(segment.updates(config, clock))
-    assert [update.num_samples for update in updates] == [48] * 13 + [32]  # the stage of the trunk where it begins
-    assert (updates[0].index, updates[0].start_epoch) == (8, 0.0)
+    steps = list(segment.steps(config, clock))
+    assert [step.num_samples for step in steps] == [48] * 13 + [32]  # the stage of the trunk where it begins
+    assert (steps[0].index, steps[0].start_epoch) == (8, 0.0)
     assert planned_samples(config, 330) == 1320 + 2 * 660
-    other = segment_of(config_of("collapse.batch_total=16"), branch, trunk, None)
-    assert next(other.updates(config, clock)).num_samples == 16
+    other = segment_of(config_of("collapse.global_batch_size=16"), branch, trunk, None)
+    assert next(other.steps(config, clock)).num_samples == 16
 
 
 def test_rates_of_a_branch_start_where_the_trunk_is() -> None:
-    overrides = ("optimizer.learning_rate=[{until_epoch=4, shape='linear', start=0.4, end=0.0}]",)
+    overrides = ("optimizer.lr=[{until_epoch=4, shape='linear', start=0.4, end=0.0}]",)
     trunk = Clock(330, 1320, 345, 8)
     config = config_of(*overrides)
     optimizer = segment_of(config, phases_of(config)[1], trunk, None).optimizer
     begin = 0.4 * (1 - 345 / 330 / 4)
-    assert value_at(optimizer.learning_rate, 0.0) == pytest.approx(begin)
-    assert value_at(optimizer.learning_rate, 1.0) == pytest.approx(begin / 4)  # power 2, half way
-    assert value_at(optimizer.learning_rate, 2.0) == 0.0
+    assert value_at(optimizer.lr, 0.0) == pytest.approx(begin)
+    assert value_at(optimizer.lr, 1.0) == pytest.approx(begin / 4)  # power 2, half way
+    assert value_at(optimizer.lr, 2.0) == 0.0
     assert value_at(optimizer.weight_decay, 1.0) == 5e-4
     assert value_at(optimizer.momentum, 1.0) == 0.9
     # 48 instead of the first stage's 40: a rule that keeps the noise has raised the trunk's rate by then.
-    kept = config_of(*overrides, "batch_control.noise=rate")
+    kept = config_of(*overrides, "batch_control.noise=lr")
     optimizer = segment_of(kept, phases_of(kept)[1], trunk, None).optimizer
-    assert value_at(optimizer.learning_rate, 0.0) == pytest.approx(1.2 * begin)
-    own = config_of(*overrides, "collapse.learning_rate=0.05", "collapse.momentum=0.5", "collapse.weight_decay=2e-4")
+    assert value_at(optimizer.lr, 0.0) == pytest.approx(1.2 * begin)
+    own = config_of(*overrides, "collapse.lr=0.05", "collapse.momentum=0.5", "collapse.weight_decay=2e-4")
     optimizer = segment_of(own, phases_of(own)[1], trunk, None).optimizer
-    assert (optimizer.learning_rate, optimizer.momentum, optimizer.weight_decay) == (0.05, 0.5, 2e-4)
+    assert (optimizer.lr, optimizer.momentum, optimizer.weight_decay) == (0.05, 0.5, 2e-4)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +98,7 @@ def test_a_plain_branch_of_resized_crops_changes_neither_scale_nor_shape() -> No
     assert found == Augmentation(crop="resized", flip=True, side_share=7 / 8)
 
 
-def test_a_collapse_shorter_than_a_ghost_batch_is_refused() -> None:
+def test_a_collapse_shorter_than_a_ghost_batch_size_is_refused() -> None:
     config = small_config("collapse.at_epochs=[1]", "collapse.epochs=0.01")
-    with pytest.raises(ConfigError, match=r"collapse.epochs 0.01 of 330 pictures is 3, a ghost batch needs 8"):
+    with pytest.raises(ConfigError, match=r"collapse.epochs 0.01 of 330 images is 3, a ghost batch needs 8"):
         planned_samples(config, 330)

@@ -1,4 +1,4 @@
-"""Parts of an update: laps add up, exposed communication leaves backward, the first updates do not count."""
+"""Parts of a step: laps add up, exposed communication leaves backward, the first steps do not count."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def one_update(watch: Stopwatch, now: list[float], forward: float) -> None:
+def one_step(watch: Stopwatch, now: list[float], forward: float) -> None:
     watch.begin()
     for part, seconds in (("data", 1.0), ("forward", forward), ("backward", 4.0)):
         now[0] += seconds
@@ -34,7 +34,7 @@ def one_update(watch: Stopwatch, now: list[float], forward: float) -> None:
 
 def test_laps_go_to_their_parts_and_exposed_time_leaves_backward(clock: list[float]) -> None:
     watch = Stopwatch(True)
-    one_update(watch, clock, forward=2.0)
+    one_step(watch, clock, forward=2.0)
     assert watch.seconds == {
         "data": 1.0,
         "forward": 2.0,
@@ -44,21 +44,21 @@ def test_laps_go_to_their_parts_and_exposed_time_leaves_backward(clock: list[flo
     }
 
 
-def test_the_first_updates_are_left_out_of_the_means(clock: list[float]) -> None:
+def test_the_first_steps_are_left_out_of_the_means(clock: list[float]) -> None:
     watch = Stopwatch(True)
-    for _ in range(stopwatch.WARM_UP_UPDATES):
-        one_update(watch, clock, forward=1000.0)
+    for _ in range(stopwatch.WARM_UP_STEPS):
+        one_step(watch, clock, forward=1000.0)
         assert all(math.isnan(value) for value in watch.means())
     for forward in (2.0, 4.0):
-        one_update(watch, clock, forward)
-    assert watch.num_updates == 2
+        one_step(watch, clock, forward)
+    assert watch.num_steps == 2
     assert dict(zip(PARTS, watch.means(), strict=True))["forward"] == 3.0
 
 
 def test_a_device_that_runs_behind_its_host_leaves_its_parts_unknown(clock: list[float]) -> None:
     watch = Stopwatch(False)
     for _ in range(5):
-        one_update(watch, clock, forward=2.0)
+        one_step(watch, clock, forward=2.0)
     means = dict(zip(PARTS, watch.means(), strict=True))
     assert (means["data"], means["communication"]) == (1.0, 1.5)
     table = ranks_table([watch.means()], ["host"], 2)

@@ -66,11 +66,11 @@ def test_no_launcher_no_world() -> None:
 def test_torchrun() -> None:
     found = read_world(TORCHRUN)
     assert found == World(3, 8, 1, 2, "torchrun", "head", 29400)
-    assert not found.is_first
+    assert not found.is_main
     elastic = {**TORCHRUN, "RANK": "0", "TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     found = read_world(elastic)
     assert found == World(0, 8, 1, 2, "torchrun", "head", 29400, attempt=2, store_is_hosted=True)
-    assert found.is_first
+    assert found.is_main
     other_store = read_world({**elastic, "TORCHELASTIC_USE_AGENT_STORE": "False"})
     assert other_store is not None
     assert not other_store.store_is_hosted

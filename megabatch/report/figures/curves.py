@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megabatch.report.figure import Axis, Figure, Mark, Missing, Series, run_color
-from megabatch.report.metrics import LEFT_OUT_UPDATES, NUM_BUCKETS
+from megabatch.report.metrics import LEFT_OUT_STEPS, NUM_BUCKETS
 from megabatch.report.run import Run
 from megabatch.report.units import count_text, percent_text
 
-__all__ = ["accuracy", "batch_total", "images_per_second", "learning_rate", "loss", "momentum"]
+__all__ = ["accuracy", "global_batch_size", "images_per_second", "loss", "lr", "momentum"]
 
 EPOCH = Axis("epoch")
 
@@ -27,7 +27,7 @@ class _Curve:
 
 
 def accuracy(runs: Sequence[Run]) -> Figure | Missing:
-    """Top-1 and top-5 on validation pictures, top-1 on training pictures."""
+    """Top-1 and top-5 on validation images, top-1 on training images."""
     curves = [
         _Curve("val_top1", "validation top-1", "validation"),
         _Curve("val_top5", "validation top-5", "validation5", dashed=True),
@@ -44,8 +44,8 @@ def accuracy(runs: Sequence[Run]) -> Figure | Missing:
         finding = f"Top-1 reached {percent_text(best[0][0])} at epoch {count_text(-best[0][1])}"
     else:
         finding = "Accuracy by epoch"
-    how = "Every validation picture counted once." + (
-        "" if len(runs) > 1 else " The training curve counts augmented pictures as they were learned from."
+    how = "Every validation image counted once." + (
+        "" if len(runs) > 1 else " The training curve counts augmented images as they were learned from."
     )
     return _figure("accuracy", finding, how, runs, curves, Axis("accuracy [%]", percent=True))
 
@@ -55,33 +55,33 @@ def loss(runs: Sequence[Run]) -> Figure | Missing:
     curves = [_Curve("loss", "training", "train"), _Curve("val_loss", "validation", "validation")]
     if len(runs) > 1:
         curves = curves[:1]
-    how = "Cross-entropy per picture, mean over the whole update on all workers."
+    how = "Cross-entropy per image, mean over the whole step on all workers."
     return _figure("loss", "Loss by epoch", how, runs, curves, Axis("loss [nats]"))
 
 
-def learning_rate(runs: Sequence[Run]) -> Figure | Missing:
-    """The rate each update was made with."""
-    how = "The rate each update was made with."
-    curves = [_Curve("learning_rate", "learning rate", "rate")]
-    return _figure("learning_rate", "Learning rate by epoch", how, runs, curves, Axis("learning rate", from_zero=True))
+def lr(runs: Sequence[Run]) -> Figure | Missing:
+    """The rate each step was made with."""
+    how = "The rate each step was made with."
+    curves = [_Curve("lr", "learning rate", "rate")]
+    return _figure("lr", "Learning rate by epoch", how, runs, curves, Axis("learning rate", from_zero=True))
 
 
-def batch_total(runs: Sequence[Run]) -> Figure | Missing:
-    """The pictures of each update."""
-    how = "Pictures in each update, over all workers and accumulated ghost batches."
-    curves = [_Curve("batch_total", "total batch", "batch", mark="steps")]
+def global_batch_size(runs: Sequence[Run]) -> Figure | Missing:
+    """The images of each step."""
+    how = "Images in each step, over all workers and accumulated ghost batches."
+    curves = [_Curve("global_batch_size", "total batch", "batch", mark="steps")]
     return _figure(
-        "batch_total", "Total batch by epoch", how, runs, curves, Axis("total batch [pictures]", from_zero=True)
+        "global_batch_size", "Total batch by epoch", how, runs, curves, Axis("total batch [images]", from_zero=True)
     )
 
 
 def momentum(runs: Sequence[Run]) -> Figure | Missing:
-    """The momentum each update was made with."""
+    """The momentum each step was made with."""
     curves = [_Curve("momentum", "momentum", "momentum", mark="steps")]
     return _figure(
         "momentum",
         "Momentum by epoch",
-        "The momentum each update was made with.",
+        "The momentum each step was made with.",
         runs,
         curves,
         Axis("momentum", from_zero=True),
@@ -89,11 +89,11 @@ def momentum(runs: Sequence[Run]) -> Figure | Missing:
 
 
 def images_per_second(runs: Sequence[Run]) -> Figure | Missing:
-    """Throughput of each update."""
+    """Throughput of each step."""
     figure = _figure(
         "images_per_second",
         "Images per second by epoch",
-        "Pictures of an update divided by its time, evaluations and checkpoints left out.",
+        "Images of a step divided by its time, evaluations and checkpoints left out.",
         runs,
         [_Curve("images_per_second", "images/s", "speed")],
         Axis("throughput [images/s]", from_zero=True),
@@ -113,7 +113,7 @@ def images_per_second(runs: Sequence[Run]) -> Figure | Missing:
         )
     if not medians:
         return figure
-    spread = f" {'; '.join(medians)} (first {LEFT_OUT_UPDATES} updates left out)."
+    spread = f" {'; '.join(medians)} (first {LEFT_OUT_STEPS} steps left out)."
     return Figure(figure.key, figure.title, figure.caption + spread, figure.x, figure.y, figure.series, figure.marks)
 
 
@@ -134,6 +134,6 @@ def _figure(key: str, title: str, how: str, runs: Sequence[Run], curves: Sequenc
         return Missing(key, title, f"no row of metrics.jsonl carries {curves[0].column}")
     thinned = any(run.metrics.is_thinned for run in runs)
     if thinned:
-        how += f" Drawn from first, lowest, highest and last value of {NUM_BUCKETS} stretches of equally many updates."
+        how += f" Drawn from first, lowest, highest and last value of {NUM_BUCKETS} stretches of equally many steps."
     marks = runs[0].metrics.stages if len(runs) == 1 and len(runs[0].metrics.stages) > 1 else ()
     return Figure(key, title, how, EPOCH, y, tuple(series), marks)

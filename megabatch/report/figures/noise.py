@@ -14,7 +14,7 @@ __all__ = ["ensemble", "noise_scale"]
 
 
 def noise_scale(runs: Sequence[Run]) -> Figure | Missing:
-    """Noise scale (McCandlish 2018, arXiv 1812.06162: the batch beyond which more pictures help little) and batch."""
+    """Noise scale (McCandlish 2018, arXiv 1812.06162: the batch beyond which more images help little) and batch."""
     key, title = "noise_scale", "Gradient noise scale and chosen batch"
     if len(runs) > 1:
         return Missing(key, title, "shown in the report of a single run")
@@ -24,7 +24,7 @@ def noise_scale(runs: Sequence[Run]) -> Figure | Missing:
     series = [
         Series("noise scale", "noise", tuple(p.epoch for p in points), tuple(p.value for p in points)),
     ]
-    batches = runs[0].metrics.points("batch_total")
+    batches = runs[0].metrics.points("global_batch_size")
     if batches:
         xs, ys = tuple(p.epoch for p in batches), tuple(p.value for p in batches)
         series.append(Series("total batch", "batch", xs, ys, mark="steps"))
@@ -32,7 +32,7 @@ def noise_scale(runs: Sequence[Run]) -> Figure | Missing:
         "The simple noise scale estimated from gradients of two batch sizes, smoothed as the run recorded it: far "
         "above the batch, a larger one would still pay; far below, it would not. Values of zero and below are left out."
     )
-    return Figure(key, title, caption, Axis("epoch"), Axis("pictures", "log2"), tuple(series), runs[0].metrics.stages)
+    return Figure(key, title, caption, Axis("epoch"), Axis("images", "log2"), tuple(series), runs[0].metrics.stages)
 
 
 def ensemble(runs: Sequence[Run]) -> Figure | Missing:
@@ -48,7 +48,7 @@ def ensemble(runs: Sequence[Run]) -> Figure | Missing:
     if not members:
         return Missing(key, title, "the run collected no ensemble members")
     names, values = zip(*members, strict=True)
-    counted = number(runs[0].summary.get("val_pictures"))
+    counted = number(runs[0].summary.get("val_images"))
     n = (int(counted),) * len(values) if counted else ()
     series = [Series("member", "validation", names, values, mark="points", n=n)]
     trunk = number(runs[0].summary.get("trunk_top1"))
@@ -63,7 +63,7 @@ def ensemble(runs: Sequence[Run]) -> Figure | Missing:
             Series("average of their predictions", "momentum", names, (together,) * len(values), dashed=True, n=n)
         )
     caption = (
-        "Top-1 of each member, and of what the lines name, on all validation pictures. The axis does not begin at zero."
+        "Top-1 of each member, and of what the lines name, on all validation images. The axis does not begin at zero."
     )
     return Figure(key, title, caption, Axis("member", "category"), Axis("top-1 [%]", percent=True), tuple(series))
 

@@ -13,11 +13,11 @@ from megabatch.report.units import count_text, percent_text, seconds_text
 __all__ = ["predicted"]
 
 TITLE = "Predicted against measured"
-_LABELS = {"update": "time per update", "images/s": "images per second", "training": "training time"}
+_LABELS = {"step": "time per step", "images/s": "images per second", "training": "training time"}
 
 
 def predicted(runs: Sequence[Run]) -> Figure | Missing:
-    """The parts of an update, throughput and training time of `plan.json` and of the run, over the prediction."""
+    """The parts of a step, throughput and training time of `plan.json` and of the run, over the prediction."""
     if len(runs) > 1:
         return Missing("predicted", TITLE, "shown in the report of a single run")
     if not runs[0].plan and not any(one.startswith("plan.json") for one in runs[0].problems):

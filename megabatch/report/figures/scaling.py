@@ -18,8 +18,8 @@ def efficiency(runs: Sequence[Run]) -> Figure | Missing:
     for run in runs:
         column = run.metrics.columns.get("images_per_second")
         speed = column.quantile(0.5) if column else None
-        if run.num_workers and speed:
-            by_algorithm.setdefault(run.algorithm, {}).setdefault(run.num_workers, []).append(speed)
+        if run.world_size and speed:
+            by_algorithm.setdefault(run.algorithm, {}).setdefault(run.world_size, []).append(speed)
     counts = {workers for speeds in by_algorithm.values() for workers in speeds}
     if len(counts) < 2:
         return Missing(key, title, "it takes runs with different numbers of workers: megabatch report RUN RUN ...")

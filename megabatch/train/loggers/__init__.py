@@ -1,4 +1,4 @@
-"""Loggers: one small interface, one file each. The first worker holds them; `metrics.jsonl` does not depend on them."""
+"""Loggers: one small interface, one file each. The main rank holds them; `metrics.jsonl` does not depend on them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ TAGS = {
     "val_top1": "val/top1",
     "val_top5": "val/top5",
     "val_loss": "val/loss",
-    "learning_rate": "schedule/learning_rate",
+    "lr": "schedule/lr",
     "momentum": "schedule/momentum",
     "weight_decay": "schedule/weight_decay",
-    "batch_total": "schedule/batch_total",
+    "global_batch_size": "schedule/global_batch_size",
     "noise_scale": "train/noise_scale",
     "images_per_second": "speed/images_per_second",
     "data_seconds": "speed/data_seconds",
@@ -33,11 +33,11 @@ TAGS = {
 
 @dataclass(frozen=True)
 class LogContext:
-    """What a logger may know about its run. `updates_done`: rows after it are written anew by a resumed run."""
+    """What a logger may know about its run. `steps_done`: rows after it are written anew by a resumed run."""
 
     folder: Path
     config: Config | None = None
-    updates_done: int = 0
+    steps_done: int = 0
     environment: dict[str, Any] = field(default_factory=dict)
 
 
@@ -52,7 +52,7 @@ class Logger(Protocol):
 
 
 def open_loggers(context: LogContext, say: Callable[[str], None]) -> list[Logger]:
-    """The loggers that `log.to` names; what cannot be opened is a user's error before the first update."""
+    """The loggers that `log.to` names; what cannot be opened is a user's error before the first step."""
     from megabatch.train.loggers.board import BoardLogger
     from megabatch.train.loggers.mlflow import MlflowLogger
     from megabatch.train.loggers.mllog import MllogLogger

@@ -20,12 +20,12 @@ class BoardLogger:
             from torch.utils.tensorboard import SummaryWriter
 
             # purge_step hides rows that a killed run wrote after the checkpoint this run continues from.
-            self._board = SummaryWriter(str(context.folder / "tensorboard"), purge_step=context.updates_done + 1)
+            self._board = SummaryWriter(str(context.folder / "tensorboard"), purge_step=context.steps_done + 1)
 
     def row(self, row: dict[str, Any]) -> None:
         for name, tag in TAGS.items():
             if name in row:
-                self._board.add_scalar(tag, row[name], global_step=int(row["update"]))
+                self._board.add_scalar(tag, row[name], global_step=int(row["step"]))
 
     def end(self, summary: dict[str, Any]) -> None:
         pass

@@ -29,7 +29,7 @@ class MlflowLogger:
         self._metric = Metric
         self._client = MlflowClient(settings.mlflow_uri or (context.folder.absolute() / "mlruns").as_uri())
         id_file = context.folder / "mlflow-id"
-        if context.updates_done and id_file.is_file():
+        if context.steps_done and id_file.is_file():
             self._id = id_file.read_text(encoding="utf-8").strip()
             return
         found = self._client.get_experiment_by_name(settings.project)
@@ -40,7 +40,7 @@ class MlflowLogger:
         self._client.log_batch(self._id, params=[Param(name, str(value)[:500]) for name, value in flat.items()][:100])
 
     def row(self, row: dict[str, Any]) -> None:
-        step, stamp = int(row["update"]), int(1000 * float(row.get("wall_seconds", 0.0)))
+        step, stamp = int(row["step"]), int(1000 * float(row.get("wall_seconds", 0.0)))
         values = {tag: float(row[name]) for name, tag in TAGS.items() if name in row}
         metrics = [self._metric(tag, value, stamp, step) for tag, value in values.items() if math.isfinite(value)]
         self._client.log_batch(self._id, metrics=metrics)

@@ -1,7 +1,7 @@
 """MLPerf-style lines, one JSON event after `:::MLLOG` each, in `mllog.log` of the run folder.
 
 The keys are those of MLPerf Training's image classification rules (mlcommons/logging, `mllog/constants.py`):
-submission and run start and stop, batch size, optimiser, `eval_accuracy` and `epoch_num`. A line says what a run did;
+submission and run start and stop, batch size, optimizer, `eval_accuracy` and `epoch_num`. A line says what a run did;
 it does not make the run a submission.
 """
 
@@ -24,10 +24,10 @@ class MllogLogger:
         config = context.config
         if config is not None:
             self._event("POINT_IN_TIME", "submission_benchmark", "resnet" if "resnet" in config.model.name else "other")
-            self._event("POINT_IN_TIME", "global_batch_size", config.train.batch_total)
+            self._event("POINT_IN_TIME", "global_batch_size", config.train.global_batch_size)
             self._event("POINT_IN_TIME", "opt_name", config.optimizer.name)
             self._event("POINT_IN_TIME", "seed", config.train.seed)
-        self._event("INTERVAL_START", "run_start", None, {"resumed_after_update": context.updates_done})
+        self._event("INTERVAL_START", "run_start", None, {"resumed_after_step": context.steps_done})
 
     def row(self, row: dict[str, Any]) -> None:
         if "val_top1" in row:

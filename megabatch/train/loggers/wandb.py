@@ -29,7 +29,7 @@ class WandbLogger:
             project=settings.project,
             name=context.folder.name,
             id=id_file.read_text(encoding="utf-8").strip(),
-            resume="allow" if context.updates_done else None,
+            resume="allow" if context.steps_done else None,
             mode=settings.wandb_mode,
             dir=str(context.folder),
             config=context.config.model_dump(mode="json"),
@@ -37,7 +37,7 @@ class WandbLogger:
         )
 
     def row(self, row: dict[str, Any]) -> None:
-        self._run.log({tag: row[name] for name, tag in TAGS.items() if name in row}, step=int(row["update"]))
+        self._run.log({tag: row[name] for name, tag in TAGS.items() if name in row}, step=int(row["step"]))
 
     def end(self, summary: dict[str, Any]) -> None:
         for name, value in summary.items():

@@ -15,8 +15,8 @@ from tests.report.folders import make_run, row
 ALL = [
     curves.accuracy,
     curves.loss,
-    curves.learning_rate,
-    curves.batch_total,
+    curves.lr,
+    curves.global_batch_size,
     curves.momentum,
     curves.images_per_second,
 ]
@@ -29,13 +29,13 @@ def figure_of(found: Figure | Missing) -> Figure:
 
 def test_values_are_those_of_the_rows(tmp_path: Path) -> None:
     run = read_run(make_run(tmp_path / "a"))
-    rows = [row(update) for update in range(1, 101)]
+    rows = [row(step) for step in range(1, 101)]
     loss = figure_of(curves.loss([run]))
     training, validation = loss.series
     assert training.x == tuple(r["epoch"] for r in rows)
     assert training.y == tuple(r["loss"] for r in rows)
     assert validation.x == (1.0, 2.0, 3.0, 4.0)
-    batch = figure_of(curves.batch_total([run])).series[0]
+    batch = figure_of(curves.global_batch_size([run])).series[0]
     assert batch.mark == "steps"
     assert set(batch.y) == {256.0, 512.0}
 
@@ -45,7 +45,7 @@ def test_the_title_says_the_finding_and_the_caption_n_and_spread(tmp_path: Path)
     assert figure_of(curves.accuracy([run])).title == "Top-1 reached 90.00 % at epoch 4"
     speed = figure_of(curves.images_per_second([run]))
     assert "n = 95" in speed.caption
-    assert "first 5 updates left out" in speed.caption
+    assert "first 5 steps left out" in speed.caption
 
 
 def test_several_runs_share_the_axes_with_a_colour_each(tmp_path: Path) -> None:
@@ -60,20 +60,20 @@ def test_several_runs_share_the_axes_with_a_colour_each(tmp_path: Path) -> None:
 def test_every_axis_has_a_unit_or_is_a_count_of_epochs(tmp_path: Path, make: object) -> None:
     figure = figure_of(make([read_run(make_run(tmp_path / "a"))]))  # type: ignore[operator]
     assert figure.x.title == "epoch"
-    assert "[" in figure.y.title or figure.key in ("learning_rate", "momentum")  # which have none
+    assert "[" in figure.y.title or figure.key in ("lr", "momentum")  # which have none
 
 
 @pytest.mark.parametrize("make", ALL)
 def test_a_figure_without_data_says_so(tmp_path: Path, make: object) -> None:
     folder = make_run(tmp_path / "a")
-    (folder / "metrics.jsonl").write_text(json.dumps({"update": 1}) + "\n")
+    (folder / "metrics.jsonl").write_text(json.dumps({"step": 1}) + "\n")
     missing = make([read_run(folder)])  # type: ignore[operator]
     assert isinstance(missing, Missing)
     assert "metrics.jsonl" in missing.why
 
 
 def test_stages_of_the_run_are_marked(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "a", num_updates=2)
+    folder = make_run(tmp_path / "a", num_steps=2)
     lines = [row(1, phase="warm-up"), row(2, phase="main")]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert [word for _, word in figure_of(curves.loss([read_run(folder)])).marks] == ["warm-up", "main"]

@@ -25,7 +25,7 @@ PREDICTION = {
     "data_seconds": {"low": 0, "middle": 0, "high": 0},
     "images_per_second": {"low": 5600, "middle": 6400, "high": 8000},
     "training_seconds": {"low": 100, "middle": 150, "high": 200},
-    "updates": 100,
+    "steps": 100,
 }
 
 
@@ -34,15 +34,15 @@ def test_measured_over_predicted_with_the_interval(tmp_path: Path) -> None:
     assert isinstance(figure, Figure)
     before, after = figure.series
     assert (before.tag, after.tag) == ("simulated", "measured")
-    assert before.x == ("time per update", "images per second", "training time")
+    assert before.x == ("time per step", "images per second", "training time")
     assert before.low == pytest.approx((0.75, 0.875, 2 / 3))
     assert before.high == pytest.approx((1.5, 1.25, 4 / 3))
     assert after.y == pytest.approx((1.25, 3030 / 6400, 1.0))
     assert after.n == (51, 51, 1)
-    assert figure.title == "Time per update was 125.00 % of the prediction"
+    assert figure.title == "Time per step was 125.00 % of the prediction"
     assert "2 of 4 lie in their interval" in figure.caption  # what was predicted as 0 counts, and cannot be drawn
     assert "waiting for data: none (at most 1.6 ms) predicted, 5 ms measured" in figure.caption
-    assert "Medians over updates of 512 pictures, the first 5 of the run left out." in figure.caption
+    assert "Medians over steps of 512 images, the first 5 of the run left out." in figure.caption
     assert "differs" not in figure.caption
 
 

@@ -1,4 +1,4 @@
-"""Where an update's time goes: parts add up, the slowest rank is named."""
+"""Where a step's time goes: parts add up, the slowest rank is named."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from megabatch.report.run import read_run, read_runs
 from tests.report.folders import make_run, row
 
 
-def test_parts_add_up_to_the_update(tmp_path: Path) -> None:
+def test_parts_add_up_to_the_step(tmp_path: Path) -> None:
     figure = step_split([read_run(make_run(tmp_path / "a"))])
     assert isinstance(figure, Figure)
     parts = {one.name: one.y[0] for one in figure.series}
     assert sum(parts.values()) == pytest.approx(0.1)
     assert parts["rest"] == pytest.approx(0.1 - 0.005 - 0.03 - 0.04 - 0.015 - 0.002)
-    assert figure.title.startswith("15.00 % of an update's 100 ms")
+    assert figure.title.startswith("15.00 % of a step's 100 ms")
     assert {one.n for one in figure.series} == {(95,)}
 
 
@@ -35,7 +35,7 @@ def test_runs_without_forward_and_backward_show_their_sum(tmp_path: Path) -> Non
     assert {one.name for one in figure.series} == {
         "waiting for data",
         "exposed communication",
-        "forward, backward, optimiser",
+        "forward, backward, optimizer",
         "rest",
     }
 
@@ -57,7 +57,7 @@ def test_the_slowest_rank_is_named_with_how_much_longer_it_works(tmp_path: Path)
 
 def test_of_many_ranks_the_slowest_and_the_fastest_are_shown(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a")
-    table = {"num_updates": 9, "ranks": [{"rank": r, "host": f"h{r}", "forward_seconds": float(r)} for r in range(500)]}
+    table = {"num_steps": 9, "ranks": [{"rank": r, "host": f"h{r}", "forward_seconds": float(r)} for r in range(500)]}
     (folder / "ranks.json").write_text(json.dumps(table))
     figure = ranks([read_run(folder)])
     assert isinstance(figure, Figure)
@@ -69,7 +69,7 @@ def test_of_many_ranks_the_slowest_and_the_fastest_are_shown(tmp_path: Path) -> 
 
 
 def test_without_times_there_is_a_reason(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "a", num_updates=3)
+    folder = make_run(tmp_path / "a", num_steps=3)
     (folder / "ranks.json").unlink()
     for made in (ranks([read_run(folder)]), step_split([read_run(folder)])):
         assert isinstance(made, Missing)

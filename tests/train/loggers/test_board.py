@@ -11,7 +11,7 @@ from megabatch.train.loggers.board import BoardLogger
 
 def test_columns_without_a_curve_are_left_out(tmp_path: Path) -> None:
     board = BoardLogger(LogContext(tmp_path))
-    board.row({"update": 1, "loss": 2.0, "applied": 1, "phase": "main"})
+    board.row({"step": 1, "loss": 2.0, "applied": 1, "phase": "main"})
     board.end({"status": "finished"})
     board.close()
     with warnings.catch_warnings():

@@ -45,10 +45,10 @@ def test_a_logger_that_fails_is_said_once_and_the_rows_go_on(tmp_path: Path, mon
     monkeypatch.setattr(MllogLogger, "row", fail)
     said: list[str] = []
     recorder = Recorder(tmp_path, 0, 0, context(tmp_path, "mllog", "tensorboard").config, said.append)
-    for update in (1, 2, 3):
-        recorder.append({"update": update, "loss": 1.0})
+    for step in (1, 2, 3):
+        recorder.append({"step": step, "loss": 1.0})
     recorder.end({"status": "finished"})
     recorder.close()
     assert len(said) == 1
     assert "mllog stopped" in said[0]
-    assert [row["update"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3]

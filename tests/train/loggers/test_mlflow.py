@@ -49,16 +49,16 @@ def client(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:
 def test_rows_settings_and_the_end(tmp_path: Path, client: type[FakeClient]) -> None:
     config = load_config("demo", ['log.to=["mlflow"]'])
     logger = MlflowLogger(LogContext(tmp_path, config))
-    logger.row({"update": 3, "wall_seconds": 1.5, "loss": 2.0, "gradient_norm": math.nan, "phase": "main"})
+    logger.row({"step": 3, "wall_seconds": 1.5, "loss": 2.0, "gradient_norm": math.nan, "phase": "main"})
     logger.end({"status": "finished", "top1": 0.5})
     logger.close()
     assert client.uri == (tmp_path / "mlruns").as_uri()
     names = [name for name, _, _ in client.calls]
     assert names == ["create_run", "log_batch", "log_batch", "log_metric", "set_terminated"]
-    assert ("train.ghost_batch", "64") in client.calls[1][2]["params"]
+    assert ("train.ghost_batch_size", "64") in client.calls[1][2]["params"]
     assert client.calls[2][2]["metrics"] == [("train/loss", 2.0, 1500, 3)]
     assert client.calls[4][1] == ("abc", "FINISHED")
-    MlflowLogger(LogContext(tmp_path, config, updates_done=3)).row({"update": 4, "loss": 1.0})
+    MlflowLogger(LogContext(tmp_path, config, steps_done=3)).row({"step": 4, "loss": 1.0})
     assert [name for name, _, _ in client.calls].count("create_run") == 1
 
 
@@ -68,8 +68,8 @@ def test_the_real_library_with_a_file_store(tmp_path: Path) -> None:
     from mlflow.tracking import MlflowClient
 
     logger = MlflowLogger(LogContext(tmp_path, load_config("demo", ['log.to=["mlflow"]'])))
-    for update in range(1, 4):
-        logger.row({"update": update, "loss": 1.0 / update})
+    for step in range(1, 4):
+        logger.row({"step": step, "loss": 1.0 / step})
     logger.end({"status": "finished", "top1": 0.5})
     client = MlflowClient((tmp_path / "mlruns").as_uri())
     run_id = (tmp_path / "mlflow-id").read_text()

@@ -45,7 +45,7 @@ def test_rows_summary_and_the_id_of_a_resumed_run(
 ) -> None:
     config = load_config("demo", ['log.to=["wandb"]', "log.project=mine"])
     logger = WandbLogger(LogContext(tmp_path, config))
-    logger.row({"update": 1, "loss": 2.0, "applied": 1})
+    logger.row({"step": 1, "loss": 2.0, "applied": 1})
     logger.end({"top1": 0.5, "status": "finished", "members": []})
     logger.close()
     arguments, run = started[0]
@@ -53,7 +53,7 @@ def test_rows_summary_and_the_id_of_a_resumed_run(
     assert run.rows == [(1, {"train/loss": 2.0})]
     assert run.summary == {"top1": 0.5, "status": "finished"}
     assert run.finished
-    WandbLogger(LogContext(tmp_path, config, updates_done=1))
+    WandbLogger(LogContext(tmp_path, config, steps_done=1))
     assert started[1][0]["id"] == arguments["id"]
     assert (arguments["resume"], started[1][0]["resume"]) == (None, "allow")
 
@@ -62,8 +62,8 @@ def test_rows_summary_and_the_id_of_a_resumed_run(
 def test_the_real_library_offline(tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="wandb is an extra: pip install megabatch[wandb]")
     logger = WandbLogger(LogContext(tmp_path, load_config("demo", ['log.to=["wandb"]'])))
-    for update in range(1, 5):
-        logger.row({"update": update, "loss": 1.0 / update})
+    for step in range(1, 5):
+        logger.row({"step": step, "loss": 1.0 / step})
     logger.close()
     stored = list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
     assert len(stored) == 1

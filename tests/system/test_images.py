@@ -1,4 +1,4 @@
-"""Whole runs from tar shards: growing pictures, loader processes, broken pictures, a set that changed."""
+"""Whole runs from tar shards: growing images, loader processes, broken images, a set that changed."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from megabatch.data.manifest import write_manifest
 from megabatch.data.sources import open_source
 from megabatch.data.verify import verify
 from megabatch.errors import DataError
-from megabatch.train.build import open_pictures
+from megabatch.train.build import open_images
 from tests.data.conftest import write_tar
-from tests.data.pictures import encoded, photograph
+from tests.data.images import encoded, photograph
 from tests.system.runs import losses_of, small_config, train_on_ranks
 
 
 @pytest.fixture
 def shards(tmp_path: Path) -> Path:
-    """60 JPEG pictures to train on, of which the 13th is empty, and 20 to evaluate."""
+    """60 JPEG images to train on, of which the 13th is empty, and 20 to evaluate."""
     folder = tmp_path / "shards"
     folder.mkdir()
     for split, count in (("train", 60), ("val", 20)):
@@ -43,15 +43,15 @@ def settings(shards: Path) -> tuple[str, ...]:
         "data.augment.brightness=0.2",
         "data.train_image_size=[{until_epoch=1, start=16}, {until_epoch=2, start=24}]",
         "train.epochs=2",
-        "train.batch_total=16",
-        "train.ghost_batch=8",
+        "train.global_batch_size=16",
+        "train.ghost_batch_size=8",
     )
 
 
-def test_lanes_do_not_change_a_run_and_broken_pictures_are_listed(shards: Path, tmp_path: Path) -> None:
+def test_lanes_do_not_change_a_run_and_broken_images_are_listed(shards: Path, tmp_path: Path) -> None:
     summary: dict[str, Any] = train_on_ranks(2, tmp_path / "threads", *settings(shards))
     assert summary["status"] == "finished"
-    assert summary["broken_pictures"] == 2  # once an epoch, whoever meets it
+    assert summary["broken_images"] == 2  # once an epoch, whoever meets it
     listed = list((tmp_path / "threads").glob("broken.*.jsonl"))
     names = {json.loads(line)["name"] for path in listed for line in path.read_text().splitlines()}
     assert names == {f"013.jpg in {shards / 'train-0.tar'}"}
@@ -59,13 +59,13 @@ def test_lanes_do_not_change_a_run_and_broken_pictures_are_listed(shards: Path, 
     assert losses_of(tmp_path / "processes") == losses_of(tmp_path / "threads")
 
 
-def test_exact_statistics_pass_over_broken_pictures(shards: Path, tmp_path: Path) -> None:
-    exact = ("norm.exact_batches=16", "train.max_updates=1")  # of 8 pictures each: the whole set and more
+def test_exact_statistics_pass_over_broken_images(shards: Path, tmp_path: Path) -> None:
+    exact = ("norm.exact_batches=16", "train.max_steps=1")  # of 8 images each: the whole set and more
     assert train_on_ranks(1, tmp_path / "run", *settings(shards), *exact)["status"] == "finished"
 
 
 def test_none_tolerated_stops_the_run_by_name(shards: Path, tmp_path: Path) -> None:
-    with pytest.raises(Exception, match=r"cannot decode the picture 013.jpg in .*train-0.tar"):
+    with pytest.raises(Exception, match=r"cannot decode the image 013.jpg in .*train-0.tar"):
         train_on_ranks(1, tmp_path / "run", *settings(shards), "data.max_broken_share=0")
 
 
@@ -73,8 +73,8 @@ def test_a_set_that_is_not_as_verified_is_refused_at_the_start(shards: Path) -> 
     source = open_source("tar", shards, "val", memory_limit_bytes=0)
     write_manifest("tar", shards, "val", source, verify(source, 1))
     config = small_config(*settings(shards))
-    open_pictures(config)
+    open_images(config)
     content = (shards / "val-0.tar").read_bytes()
     (shards / "val-0.tar").write_bytes(content[:-1] + b"x")
     with pytest.raises(DataError, match=r"checksum of the ends of val-0.tar differs"):
-        open_pictures(config)
+        open_images(config)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from megabatch.config.section import PositiveInt, Section
 
-__all__ = ["Promise"]
+__all__ = ["Reference"]
 
 
-class Promise(Section):
+class Reference(Section):
     """What the recipe claims and where the claim comes from; the head of every recipe."""
 
     paper: str
@@ -15,6 +15,6 @@ class Promise(Section):
     time: str
     accuracy: str
     workers: PositiveInt | None = None  # as published
-    pictures: PositiveInt | None = None  # in the training set it was made for; `--scale` needs it
+    images: PositiveInt | None = None  # in the training set it was made for; `--scale` needs it
     command: str = ""
     unknown: tuple[str, ...] = ()

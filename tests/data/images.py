@@ -1,4 +1,4 @@
-"""Pictures of every kind that the decoders must cope with, and the slow way to decode a part of one."""
+"""Images of every kind that the decoders must cope with, and the slow way to decode a part of one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ORIENTATION = 0x0112
 
 
 def photograph(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
-    """Smooth shapes with edges and noise: a picture on which decoders can differ."""
+    """Smooth shapes with edges and noise: an image on which decoders can differ."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[:height, :width]
     waves = [np.sin(x / rng.uniform(3, 30) + y / rng.uniform(3, 30) + rng.uniform(0, 6)) for _ in range(3)]
