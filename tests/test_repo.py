@@ -36,20 +36,21 @@ NOT_OURS = {
 }
 
 # Who may import whom, besides itself:
-# errors <- schedule <- config <- recipes, comm, optim, model, data, report <- train <- commands <- cli.
+# errors <- files <- schedule <- config <- recipes, comm, optim, model, data, report <- train <- bench, study <- cli.
 # `report` and `plan` stay light enough for any laptop; `plan` prices the phases that `comm` executes.
-BELOW = {"errors", "schedule", "config"}
+BELOW = {"errors", "files", "schedule", "config"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
-    "schedule": {"errors"},
-    "config": {"errors", "schedule"},
+    "files": {"errors"},
+    "schedule": {"errors", "files"},
+    "config": {"errors", "files", "schedule"},
     "recipes": BELOW,
     "comm": BELOW,
     "optim": BELOW,
     "model": BELOW,
     "data": BELOW,
-    "launch": {"errors", "config", "recipes", "comm.shape", "report.record"},
-    "report": {"errors", "comm.drawing", "comm.calibration"},
+    "launch": {"errors", "files", "config", "recipes", "comm.shape", "report.record"},
+    "report": {"errors", "files", "comm.drawing", "comm.calibration"},
     "plan": BELOW
     | {
         "recipes",
@@ -64,8 +65,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "train": BELOW | {"recipes", "comm", "optim", "model", "data", "report"},
     "study": BELOW | {"recipes", "report", "train.folder", "train.launch"},
-    "commands": BELOW | {"recipes", "comm", "optim", "model", "data", "report", "plan", "study", "launch", "train"},
-    "cli": {"errors", "commands"},
+    "bench": BELOW | {"recipes", "comm", "optim", "model", "data", "report", "train"},
+    "cli": BELOW | {"recipes", "comm", "optim", "model", "data", "report", "plan", "study", "launch", "train", "bench"},
     "__main__": {"cli", "errors"},
 }
 
@@ -84,6 +85,7 @@ TORCH_FREE = (
 
 WHOLE_RUNS = "only whole runs show what it does: tests/system"
 WITHOUT_A_TEST_FILE = {
+    "megabatch/bench/__init__.py": "it says what the folder is for",
     "megabatch/__main__.py": "every test in tests/test_cli.py runs it",
     "megabatch/train/build.py": WHOLE_RUNS,
     "megabatch/train/engine.py": WHOLE_RUNS,
@@ -98,7 +100,7 @@ WITHOUT_A_TEST_FILE = {
     "megabatch/train/step.py": WHOLE_RUNS,
 }
 # Folders whose files only make sense together: one test file, or one of its own beside it.
-TESTED_TOGETHER = {"megabatch/config": "tests/config/test_config.py", "megabatch/commands": "tests/test_cli.py"}
+TESTED_TOGETHER = {"megabatch/config": "tests/config/test_config.py", "megabatch/cli": "tests/test_cli.py"}
 WITHOUT_A_SOURCE_FILE = {
     "tests/test_repo.py": "it is about the repository",
     "tests/test_ranks.py": "its source is tests/ranks.py",

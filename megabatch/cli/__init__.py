@@ -1,4 +1,4 @@
-"""The command line, assembled from `megabatch.commands`.
+"""The command line, assembled from `megabatch.cli`.
 
 A verb parses, calls and prints; no logic. Everything heavy is imported by the verb that needs it.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from megabatch.commands import bench, data, doctor, launch, plan, report, study, train
+from megabatch.cli import bench, data, doctor, launch, plan, report, study, train
 
 __all__ = ["app"]
 

@@ -7,7 +7,7 @@ import os
 
 import typer
 
-from megabatch.commands.options import Debug, Json
+from megabatch.cli.options import Debug, Json
 
 __all__ = ["app"]
 

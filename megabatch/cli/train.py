@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from megabatch.commands.options import Debug, Json
+from megabatch.cli.options import Debug, Json
 
 __all__ = ["app"]
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from megabatch.commands.options import Debug, Json
+from megabatch.cli.options import Debug, Json
 from megabatch.errors import ConfigError
 
 __all__ = ["app"]

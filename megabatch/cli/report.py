@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from megabatch.commands.options import Debug
+from megabatch.cli.options import Debug
 
 __all__ = ["app"]
 

@@ -1,0 +1,1 @@
+"""What `megabatch bench` measures on the machine at hand: all-reduce, the training step, data, optimizers."""
