@@ -114,13 +114,13 @@ class NoiseScale:
             self.observe(sums.tolist(), square / loss_scale**2, loss_scale)
         return self.scale
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: the same on every worker, plain numbers."""
-        return {**self.average.state(), "steps": self._steps}
+        return {**self.average.state_dict(), "steps": self._steps}
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state`, on any number of workers."""
-        self.average.load(state)
+        self.average.load_state_dict(state)
         self._steps = state["steps"]
 
     def _zeros(self) -> Tensor:

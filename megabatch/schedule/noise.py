@@ -115,8 +115,8 @@ class NoiseAverage:
         weight = 1.0 - self.smoothing**self.count
         return NoiseSample(self.noise / weight, self.signal / weight) if self.count else NoiseSample(0.0, 0.0)
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         return {"noise": self.noise, "signal": self.signal, "count": self.count}
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.noise, self.signal, self.count = state["noise"], state["signal"], state["count"]

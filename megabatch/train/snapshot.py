@@ -87,7 +87,7 @@ def save(
         "metrics_bytes": metrics_bytes,
         "run": asdict(run),
         "trunk": trunk,
-        "noise": bench.noise.state() if bench.noise else None,
+        "noise": bench.noise.state_dict() if bench.noise else None,
         "adaptive": bench.adaptive.state() if bench.adaptive else None,
     }
     settings = bench.config.checkpoint
@@ -119,7 +119,7 @@ def restore(
         setattr(run, name, value)
     load_training_state(bench, state)
     if bench.noise and state["noise"]:
-        bench.noise.load(state["noise"])
+        bench.noise.load_state_dict(state["noise"])
     if bench.adaptive and state["adaptive"]:
         bench.adaptive.load(state["adaptive"])
     if bench.world.is_main and run.best_step:

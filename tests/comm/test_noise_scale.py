@@ -79,7 +79,7 @@ def measure(rank: int, use_grid: bool, loss_scale: float, every_steps: int) -> d
             noise.after_backward(SIZES[index], SIZES[index] / sum(SIZES))
         noise.end_step(loss_scale)
         found.append((noise.average.noise, noise.average.signal))
-    return {"found": found, "scale": noise.scale, "state": noise.state()}
+    return {"found": found, "scale": noise.scale, "state": noise.state_dict()}
 
 
 @pytest.mark.parametrize(("world_size", "use_grid"), [(1, False), (2, False), (3, True)])
@@ -105,9 +105,9 @@ def test_an_step_that_is_not_wanted_is_left_out_and_state_goes_on() -> None:
     noise.begin_step(wanted=False)
     noise.after_backward(8, 1.0)
     assert noise.end_step() is None
-    noise.load({"noise": 6.0, "signal": 2.0, "count": 3, "steps": 3})
+    noise.load_state_dict({"noise": 6.0, "signal": 2.0, "count": 3, "steps": 3})
     assert noise.scale == pytest.approx(3.0)
-    assert noise.state() == {"noise": 6.0, "signal": 2.0, "count": 3, "steps": 3}
+    assert noise.state_dict() == {"noise": 6.0, "signal": 2.0, "count": 3, "steps": 3}
 
 
 def test_without_ddp_on_a_problem_whose_noise_is_known() -> None:

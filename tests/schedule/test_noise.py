@@ -76,5 +76,5 @@ def test_averages_are_kept_apart() -> None:
     average.add(NoiseSample(1.0, -10.0))
     assert average.scale is None  # no signal above the noise: unknown, not negative
     again = NoiseAverage(smoothing=0.5)
-    again.load(average.state())
+    again.load_state_dict(average.state_dict())
     assert again == average
