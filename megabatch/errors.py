@@ -4,6 +4,7 @@
     |-- ConfigError         a recipe, a key or a value that cannot work
     |-- GridError           a process grid that does not fit the world
     |-- DataError           images or labels that are missing, unreadable or wrong
+    |-- WriteError          a file that cannot be written: no such folder, no permission, a full disk
     |-- CheckpointError     a run folder or checkpoint that does not fit this run
     |-- LaunchError         a world of workers that cannot be formed or joined
     |-- CommunicationError  workers that stopped answering or disagree about what is exchanged
@@ -27,6 +28,7 @@ __all__ = [
     "LaunchError",
     "MegabatchError",
     "TrainingError",
+    "WriteError",
     "nearest",
 ]
 
@@ -45,6 +47,10 @@ class GridError(MegabatchError):
 
 class DataError(MegabatchError):
     """Images or labels that are missing, unreadable or wrong."""
+
+
+class WriteError(MegabatchError):
+    """A file that cannot be written: no such folder, no permission, a full disk."""
 
 
 class CheckpointError(MegabatchError):

@@ -49,7 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "optim": BELOW,
     "model": BELOW,
     "data": BELOW,
-    "launch": {"errors", "files", "config", "recipes", "comm.shape", "report.record"},
+    "launch": {"errors", "files", "config", "recipes", "comm.shape"},
     "report": {"errors", "files", "comm.drawing", "comm.calibration"},
     "plan": BELOW
     | {
@@ -71,7 +71,14 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 
 TORCH_FREE = (
-    *("megabatch", "megabatch.recipes", "megabatch.recipes.scale", "megabatch.cli", "megabatch.report.record"),
+    *(
+        "megabatch",
+        "megabatch.files",
+        "megabatch.recipes",
+        "megabatch.recipes.scale",
+        "megabatch.cli",
+        "megabatch.report.record",
+    ),
     *("megabatch.report.make", "megabatch.report.live", "megabatch.report.files", "megabatch.comm.drawing"),
     *("megabatch.launch.slurm", "megabatch.launch.kubernetes", "megabatch.launch.ssh", "megabatch.launch.write"),
     *("megabatch.comm.phases", "megabatch.comm.shape"),

@@ -12,10 +12,8 @@ a list `results` of objects with `size` in bytes and, for `out_of_place` and `in
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,7 +22,8 @@ from typing import Any
 from megabatch.comm.phases import ALGORITHMS, Phase, phases
 from megabatch.comm.price import LinkCost
 from megabatch.comm.shape import GridShape, parse_grid
-from megabatch.errors import ConfigError, MegabatchError
+from megabatch.errors import ConfigError, MegabatchError, WriteError
+from megabatch.files import write_atomically
 
 __all__ = [
     "AxisCost",
@@ -172,17 +171,13 @@ def read_calibration(path: str | Path) -> Calibration:
 
 
 def write_calibration_file(path: str | Path, calibration: Calibration) -> None:
-    """Write the file beside its place and rename it there, so that no reader sees half of it."""
+    """Write the file, and its folder where there is none."""
     target = Path(path)
-    beside = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(calibration_text(calibration), encoding="utf-8")
-        beside.replace(target)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        raise ConfigError(f"cannot write calibration to {target} ({error.strerror}); give another path") from None
+        write_atomically(target, calibration_text(calibration))
+    except (OSError, WriteError) as error:
+        raise ConfigError(f"cannot write calibration to {target} ({error}); give another path") from None
 
 
 def read_nccl_tests(path: str | Path) -> tuple[MeasuredPoint, ...]:

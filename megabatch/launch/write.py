@@ -7,8 +7,8 @@ from typing import Literal
 
 from megabatch.comm.shape import parse_grid
 from megabatch.errors import ConfigError, nearest
+from megabatch.files import write_atomically
 from megabatch.recipes import load_config
-from megabatch.report.record import write_atomically
 
 __all__ = ["check_kind", "check_recipe", "hand_over"]
 

@@ -12,6 +12,7 @@ import warnings
 from pathlib import Path
 
 from megabatch.errors import ConfigError
+from megabatch.files import write_atomically
 from megabatch.plan.cluster import Cluster
 from megabatch.plan.planner import PlanResult
 from megabatch.plan.predict import Prediction
@@ -19,7 +20,6 @@ from megabatch.plan.search import FLAT_ALGORITHMS
 from megabatch.plan.show import duration
 from megabatch.plan.workload import Workload
 from megabatch.report.figure import ALGORITHM_COLORS
-from megabatch.report.record import write_atomically
 
 __all__ = ["draw_plan"]
 

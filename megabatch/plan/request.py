@@ -12,6 +12,7 @@ from typing import Any
 from megabatch.comm.phases import ALGORITHMS
 from megabatch.comm.shape import parse_grid
 from megabatch.errors import ConfigError, MegabatchError, nearest
+from megabatch.files import write_atomically
 from megabatch.plan.cluster import cluster_names, load_cluster
 from megabatch.plan.convergence import MLPERF_TARGET, ConvergenceLaw, mlperf_law, read_study
 from megabatch.plan.evidence import Evidence, gather
@@ -21,7 +22,6 @@ from megabatch.plan.search import Space
 from megabatch.plan.step_fit import fit_as_data
 from megabatch.plan.workload import IMAGENET_TRAIN, Workload, workload_of
 from megabatch.recipes import load_config
-from megabatch.report.record import write_atomically
 from megabatch.schedule.batch import BatchStages, parse_stages
 
 __all__ = ["Answer", "PlanRequest", "answer", "cluster_lines", "parse_duration", "run"]

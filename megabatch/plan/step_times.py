@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from megabatch.errors import ConfigError
+from megabatch.files import write_atomically
 from megabatch.plan.compute import BACKWARD_SHARE, ComputeTable, check_points
 from megabatch.plan.edge import BATCH, COUNT, SCATTER, STEP, Span, is_plain, shown
 from megabatch.plan.workload import Layer
-from megabatch.report.record import write_atomically
 
 __all__ = ["StepRow", "StepTimes", "read_step_times", "step_times_from_data", "step_times_text", "write_step_times"]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from megabatch.errors import ConfigError
+from megabatch.files import write_atomically
 from megabatch.report.figure import COLORS, Axis, Figure, Series, csv_text
-from megabatch.report.record import write_atomically
 from megabatch.report.units import bytes_text
 
 __all__ = ["write_figures"]

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.progress import track
 
 from megabatch.errors import ConfigError
+from megabatch.files import write_atomically
 from megabatch.report.figure import Figure
 from megabatch.report.figures.network import NetworkTimes
 from megabatch.report.files import write_figures
@@ -15,7 +16,6 @@ from megabatch.report.gather import all_figures
 from megabatch.report.live import LiveServer
 from megabatch.report.network_file import read_network
 from megabatch.report.page import build_page, html_of
-from megabatch.report.record import write_atomically
 from megabatch.report.run import Run, read_runs
 from megabatch.report.untrusted import whole
 

@@ -16,7 +16,6 @@ and checkpoints included. Rows of steps after which the model was evaluated also
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -24,50 +23,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from megabatch.errors import CheckpointError, ConfigError, DataError
+from megabatch.errors import CheckpointError, DataError
 
-__all__ = ["MetricsLog", "read_json", "read_metrics", "write_atomically", "write_json"]
-
-
-def write_atomically(path: Path, content: bytes | str) -> None:
-    """Write beside `path`, force it to disk, then rename: readers see the old file or the new one, never a part.
-
-    Raises:
-        ConfigError: there is no such folder, or the path is one.
-        CheckpointError: the disk does not take it.
-    """
-    if path.is_dir():
-        raise ConfigError(f"'{path}' is a folder; give the name of a file in it")
-    data = content.encode() if isinstance(content, str) else content
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with open(beside, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except (FileNotFoundError, NotADirectoryError):
-        raise ConfigError(
-            f"'{path}' cannot be written: there is no folder '{path.parent}'; make it, or give another place"
-        ) from None
-    except PermissionError as error:
-        raise CheckpointError(f"'{path}' cannot be written: {error.strerror}; give a place that can be") from None
-    except OSError as error:
-        raise CheckpointError(
-            f"'{path}' cannot be written: {error.strerror}; make room there and try again (a run goes on with --resume)"
-        ) from None
-    finally:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
-
-
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write a table as readable JSON, atomically."""
-    write_atomically(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
+__all__ = ["MetricsLog", "read_json", "read_metrics"]
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read what `write_json` wrote."""
+    """Read what `files.write_json` wrote."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -132,4 +94,4 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     except OSError as error:
         raise DataError(f"'{path}' cannot be read: {error.strerror}; give the folder of a run") from None
     except (ValueError, RecursionError):
-        raise DataError(f"'{path}' is damaged in line {number}; mend or remove that line") from None
+        raise DataError(f"'{path}' is damaged in line {number}; fix or remove that line") from None

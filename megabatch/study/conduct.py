@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from megabatch.errors import ConfigError
-from megabatch.report.record import write_atomically, write_json
+from megabatch.files import write_atomically, write_json
 from megabatch.study.ensembles import evaluate_ensembles
 from megabatch.study.figure import draw_arms, draw_batch_sizes, has_matplotlib, save
 from megabatch.study.plan import Run, Study, from_file, from_grid, is_study_file, slug

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from megabatch.errors import TrainingError
-from megabatch.report.record import read_json, write_json
+from megabatch.files import write_json
+from megabatch.report.record import read_json
 from megabatch.study import run as running
 from megabatch.study.plan import Arm, Study
 

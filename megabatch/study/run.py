@@ -24,7 +24,8 @@ from types import FrameType
 from typing import Literal
 
 from megabatch.errors import CheckpointError, MegabatchError
-from megabatch.report.record import read_json, write_atomically
+from megabatch.files import write_atomically
+from megabatch.report.record import read_json
 from megabatch.study.plan import Run
 from megabatch.train.folder import check_output
 from megabatch.train.launch import LAUNCHED_VARIABLE

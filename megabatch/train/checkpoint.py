@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from megabatch.errors import CheckpointError
-from megabatch.report.record import write_atomically
+from megabatch.files import write_atomically
 
 __all__ = ["FORMAT", "check_fits", "decode", "link_best", "newest_whole", "read_checkpoint", "save_checkpoint"]
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from megabatch.comm.shape import GridShape
 from megabatch.config import Config
-from megabatch.report.record import write_atomically, write_json
+from megabatch.files import write_atomically, write_json
 from megabatch.train.aftermath import gather_ranks, report_at_the_end
 from megabatch.train.build import build_workbench
 from megabatch.train.derived import derived_lines

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from megabatch.config import Config
 from megabatch.data.sources import Source
 from megabatch.errors import CheckpointError
-from megabatch.report.record import write_json
+from megabatch.files import write_json
 from megabatch.train.build import Normaliser, autocast_of, build_network, open_images, set_threads
 from megabatch.train.checkpoint import check_fits, decode, newest_whole
 from megabatch.train.ensemble import average_weights, re_estimate_statistics

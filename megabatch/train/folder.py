@@ -14,8 +14,8 @@ from pathlib import Path
 
 from megabatch.config import Config, differences
 from megabatch.errors import CheckpointError
+from megabatch.files import write_atomically
 from megabatch.recipes import config_from_toml
-from megabatch.report.record import write_atomically
 
 __all__ = ["changes_on_resume", "check_output", "config_of_run", "default_output", "hold"]
 

@@ -11,7 +11,7 @@ from safetensors.torch import save as safetensors_bytes
 from torch import Tensor, nn
 
 from megabatch.errors import CheckpointError
-from megabatch.report.record import write_atomically
+from megabatch.files import write_atomically
 
 __all__ = ["member_paths", "read_weights", "weights_bytes", "write_member"]
 

@@ -1,58 +1,15 @@
-"""Files of a run folder: whole or not at all, rows cut at a cursor, torn lines forgiven, damage named in one line."""
+"""Files of a run folder: rows cut at a cursor, torn lines forgiven, damage named in one line."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 
 import pytest
 
-from megabatch.errors import CheckpointError, ConfigError, DataError
-from megabatch.report.record import MetricsLog, read_json, read_metrics, write_atomically, write_json
-
-
-def test_text_and_bytes_are_written_and_nothing_stays_beside(tmp_path: Path) -> None:
-    write_atomically(tmp_path / "a", "caf\u00e9\n")
-    write_atomically(tmp_path / "b", b"\x00\xff")
-    write_atomically(tmp_path / "a", "second")
-    assert (tmp_path / "a").read_bytes() == b"second"
-    assert (tmp_path / "b").read_bytes() == b"\x00\xff"
-    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
-
-
-@pytest.mark.parametrize("broken", ["fsync", "replace"])
-def test_a_write_that_fails_leaves_the_old_file_and_no_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
-) -> None:
-    write_atomically(tmp_path / "a", "old")
-
-    def fail(*_: object) -> None:
-        assert (tmp_path / "a").read_text() == "old"
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, broken, fail)
-    with pytest.raises(CheckpointError, match="cannot be written: No space left on device; make room"):
-        write_atomically(tmp_path / "a", "new and longer")
-    assert (tmp_path / "a").read_text() == "old"
-    assert os.listdir(tmp_path) == ["a"]
-
-
-def test_a_missing_folder_has_its_own_line(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for place in (tmp_path / "none", tmp_path / "file"):
-        with pytest.raises(ConfigError, match=f"there is no folder '{place}'; make it, or give another") as caught:
-            write_atomically(place / "plan.json", "x")
-        assert "resume" not in str(caught.value)
-    with pytest.raises(ConfigError, match="is a folder; give the name of a file"):
-        write_atomically(tmp_path, "x")
-
-
-def test_json_is_readable_sorted_and_read_back(tmp_path: Path) -> None:
-    write_json(tmp_path / "x.json", {"b": 1, "a": [1.5, None]})
-    assert (tmp_path / "x.json").read_text() == '{\n  "a": [\n    1.5,\n    null\n  ],\n  "b": 1\n}\n'
-    assert read_json(tmp_path / "x.json") == {"a": [1.5, None], "b": 1}
+from megabatch.errors import DataError
+from megabatch.report.record import MetricsLog, read_json, read_metrics
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from megabatch.errors import CheckpointError
-from megabatch.report import record
+from megabatch.files import write_atomically
 from megabatch.train import checkpoint
 from megabatch.train.checkpoint import FORMAT, check_fits, decode, newest_whole, read_checkpoint, save_checkpoint
 
@@ -148,7 +148,7 @@ def test_a_kill_at_any_file_leaves_the_one_before(tmp_path: Path, monkeypatch: p
         if path.name.endswith(victim):
             (path.parent / f".{path.name}.123.part").write_bytes(b"half")
             raise Killed
-        record.write_atomically(path, content)
+        write_atomically(path, content)
 
     monkeypatch.setattr(checkpoint, "write_atomically", kill_at)
     with pytest.raises(Killed):
@@ -171,7 +171,7 @@ def test_a_kill_while_a_step_is_written_again_leaves_the_one_before(
     def kill_at(path: Path, content: bytes | str) -> None:
         if path.name.endswith(".pt"):
             raise Killed
-        record.write_atomically(path, content)
+        write_atomically(path, content)
 
     monkeypatch.setattr(checkpoint, "write_atomically", kill_at)
     with pytest.raises(Killed):

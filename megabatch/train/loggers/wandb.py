@@ -6,7 +6,7 @@ import uuid
 from typing import Any
 
 from megabatch.errors import ConfigError
-from megabatch.report.record import write_atomically
+from megabatch.files import write_atomically
 from megabatch.train.loggers import TAGS, LogContext
 
 __all__ = ["WandbLogger"]

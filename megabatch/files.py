@@ -1,0 +1,126 @@
+"""Atomic writes and locks: the only place in the package where a file is put into place.
+
+A file is written beside its place, forced to disk and renamed. A reader sees the old file or the new one, never a part;
+after a power failure the new name is there too, because the folder is forced to disk as well.
+A lock belongs to the process that holds it, so it ends with that process however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from megabatch.errors import WriteError
+
+__all__ = ["link_atomically", "lock", "write_atomically", "write_json"]
+
+_POLL_SECONDS = 0.05
+# What a file system answers that cannot force a folder to disk, and a folder that may be written but not listed.
+_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)
+
+
+def write_atomically(path: Path, content: bytes | str, *, durable: bool = True) -> None:
+    """Write beside `path`, force it to disk, then rename: readers see the old file or the new one, never a part.
+
+    durable: False leaves out forcing it to disk, for a cache that can be filled again after a power failure.
+
+    Raises:
+        WriteError: there is no such folder, the path is one, or the disk does not take the file.
+    """
+    if path.is_dir():
+        raise WriteError(f"'{path}' is a folder; give the name of a file in it")
+    data = content.encode() if isinstance(content, str) else content
+    with _beside(path) as part:
+        with open(part, "xb") as file:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(part, path)
+        if durable:
+            _sync_folder(path.parent)
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write a table as readable JSON with sorted keys, atomically."""
+    write_atomically(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
+
+
+def link_atomically(path: Path, target: str) -> None:
+    """Point the symbolic link `path` at `target`; readers see the old target or the new one.
+
+    Raises:
+        WriteError: the disk does not take the link.
+    """
+    with _beside(path) as part:
+        part.symlink_to(target)
+        os.replace(part, path)
+        _sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def lock(path: Path, seconds: float) -> Iterator[bool]:
+    """Hold the lock file while the block runs; True when it is held, False when `seconds` of waiting were in vain.
+
+    The folder of the file must exist. The file stays: removing it would let two processes hold "the same" lock.
+
+    Raises:
+        OSError: the file cannot be made, or its file system has no locks.
+    """
+    deadline = time.monotonic() + seconds
+    with open(path, "ab") as file:
+        held = _try_lock(file.fileno())
+        while not held and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+            held = _try_lock(file.fileno())
+        yield held
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """A name beside `path` that nobody else uses, also on another host; what is left there is removed."""
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    try:
+        yield part
+    except (FileNotFoundError, NotADirectoryError):
+        raise WriteError(
+            f"'{path}' cannot be written: there is no folder '{path.parent}'; make it, or give another place"
+        ) from None
+    except PermissionError as error:
+        raise WriteError(f"'{path}' cannot be written: {error.strerror}; give a place that can be") from None
+    except OSError as error:
+        raise WriteError(
+            f"'{path}' cannot be written: {error.strerror}; make room there and try again (a run goes on with --resume)"
+        ) from None
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Force the names in the folder to disk."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_SYNC:
+            raise
