@@ -35,7 +35,7 @@ def steps(source: Source, total: int, start: Step | None = None) -> Iterator[Ste
 def digests(
     source: Source,
     total: int,
-    worker: int,
+    rank: int,
     world_size: int,
     feeding: Feeding,
     start: Step | None = None,
@@ -48,7 +48,7 @@ def digests(
         lambda epoch: 96 if epoch < 0.05 else 128,
         SEED,
         steps(source, total, start),
-        worker=worker,
+        rank=rank,
         world_size=world_size,
         feeding=feeding,
         largest_image_size=128,
@@ -78,8 +78,8 @@ def main() -> None:
     for world_size in (1, 2, 4):
         for processes in (0, 1, 2):
             got: dict[int, str] = {}
-            for worker in range(world_size):
-                got |= digests(source, total, worker, world_size, Feeding(threads=2, processes=processes))
+            for rank in range(world_size):
+                got |= digests(source, total, rank, world_size, Feeding(threads=2, processes=processes))
             equal[f"{world_size} workers, {processes} processes"] = got == expected
     rng, all_steps = random.Random(0), list(steps(source, total))
     resumed = 0

@@ -117,7 +117,7 @@ def ours(source: Source, decoding: Decoding) -> Contestant:
         start = next(epoch) * usable
         steps = iterate_steps(lambda _: usable, BATCH, len(source), start + usable, start_samples=start)
         loader = GhostLoader(
-            source, POLICY, SIZE, 0, steps, worker=0, world_size=1, feeding=Feeding(threads=1, decoding=decoding)
+            source, POLICY, SIZE, 0, steps, rank=0, world_size=1, feeding=Feeding(threads=1, decoding=decoding)
         )
         count = sum(len(ghost.labels) for _, ghosts in loader for ghost in ghosts)
         loader.close()

@@ -52,9 +52,7 @@ def image_digests(workers: int, steps: int) -> dict[int, str]:
         total_samples = steps * global_batch_size_at(0.0)
         schedule = iterate_steps(global_batch_size_at, config.train.ghost_batch_size, len(source), total_samples)
         augmentation = Augmentation(**config.data.augment.model_dump())
-        loader = GhostLoader(
-            source, augmentation, config.data.image_size, 0, schedule, worker=worker, world_size=workers
-        )
+        loader = GhostLoader(source, augmentation, config.data.image_size, 0, schedule, rank=worker, world_size=workers)
         for _, ghosts in loader:
             for ghost in ghosts:
                 data = ghost.images.numpy().tobytes() + ghost.labels.numpy().tobytes()

@@ -38,9 +38,10 @@ NOT_OURS = {
 # Who may import whom, besides itself:
 # errors <- files <- schedule <- config <- recipes, comm, optim, model, data, report <- train <- bench, study <- cli.
 # `report` and `plan` stay light enough for any laptop; `plan` prices the phases that `comm` executes.
-BELOW = {"errors", "files", "schedule", "config"}
+BELOW = {"errors", "files", "machine", "schedule", "config"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "machine": set(),
     "files": {"errors"},
     "schedule": {"errors", "files"},
     "config": {"errors", "files", "schedule"},

@@ -84,7 +84,7 @@ class GhostLoader:
         seed: int,
         steps: Iterator[Step],
         *,
-        worker: int,
+        rank: int,
         world_size: int,
         prefetch_ghosts: int = 4,
         pin_for: torch.device | None = None,
@@ -96,7 +96,7 @@ class GhostLoader:
         self._source, self._augmentation, self._seed, self._steps = source, augmentation, seed, steps
         self._image_size_at = image_size if callable(image_size) else lambda epoch: image_size
         self._largest_image_size = largest_image_size if callable(image_size) else image_size
-        self._worker, self._world_size, self._pin_for = worker, world_size, pin_for
+        self._rank, self._world_size, self._pin_for = rank, world_size, pin_for
         self._feeding = feeding or Feeding()
         self._room = threading.Semaphore(prefetch_ghosts)
         self._items: queue.Queue[_Ticket | Step | BaseException | None] = queue.Queue()
@@ -129,7 +129,7 @@ class GhostLoader:
     # --- the consumer's side ---
 
     def _ghosts_of(self, step: Step) -> Iterator[Ghost]:
-        for _ in range(max(1, len(shard_range(step.num_ghosts, self._world_size, self._worker)))):
+        for _ in range(max(1, len(shard_range(step.num_ghosts, self._world_size, self._rank)))):
             ticket = self._get()
             assert isinstance(ticket, _Ticket)
             while not ticket.ready.wait(timeout=1.0):
@@ -161,7 +161,7 @@ class GhostLoader:
         try:
             for step in self._steps:
                 self._items.put(step)
-                mine = shard_range(step.num_ghosts, self._world_size, self._worker)
+                mine = shard_range(step.num_ghosts, self._world_size, self._rank)
                 for index in mine or [0]:
                     while not self._room.acquire(timeout=0.2):
                         if self._closing.is_set():

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -32,6 +31,7 @@ from megabatch.data.shards import index_shards
 from megabatch.data.sources import Source, image_name
 from megabatch.data.tar import BLOCK_BYTES, tar_header
 from megabatch.errors import DataError
+from megabatch.machine import usable_cores
 
 __all__ = ["Packing", "pack"]
 
@@ -227,4 +227,4 @@ _WRITERS: dict[str, Callable[[Path, list[tuple[int, _Packed]], int], None]] = {
 
 
 def default_jobs() -> int:
-    return min(32, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    return min(32, usable_cores())

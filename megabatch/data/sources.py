@@ -9,7 +9,6 @@ are decided elsewhere, from indices alone.
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from megabatch.errors import ConfigError, DataError, nearest
+from megabatch.machine import usable_cores
 
 __all__ = [
     "KINDS",
@@ -193,7 +193,7 @@ def in_memory(source: Source, limit_bytes: int = MEMORY_LIMIT_BYTES) -> Source:
             images[index] = image
         return True
 
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(8, usable_cores())) as pool:
         for all_fit in pool.map(fill, range(0, len(source), _CHUNK_IMAGES)):
             if not all_fit:
                 pool.shutdown(cancel_futures=True)

@@ -8,11 +8,11 @@ prediction. The Pareto front holds what nothing else beats in both time and cost
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megabatch.errors import ConfigError, MegabatchError
+from megabatch.machine import usable_cores
 from megabatch.plan.cluster import Cluster
 from megabatch.plan.convergence import ConvergenceLaw
 from megabatch.plan.helps import INITIALISATION, Help, what_would_help
@@ -162,7 +162,7 @@ def worker_counts(cluster: Cluster, text: str | None) -> list[int]:
         if cluster.calibration is not None:
             return [cluster.calibration.shape.world_size]
         if cluster.measured_here:
-            return _doubling(1, cluster.measured_workers or os.cpu_count() or 1)
+            return _doubling(1, cluster.measured_workers or usable_cores())
         return _doubling(cluster.workers_per_node, int(min(cluster.max_workers, _LARGEST_SEARCH)))
     try:
         if ".." in text:

@@ -25,6 +25,7 @@ from typing import Literal
 
 from megabatch.errors import CheckpointError, MegabatchError
 from megabatch.files import write_atomically
+from megabatch.machine import usable_cores
 from megabatch.report.record import read_json
 from megabatch.study.plan import Run
 from megabatch.train.folder import check_output
@@ -69,8 +70,7 @@ class _Going:
 
 def free_cores() -> int:
     """Cores that nobody uses at the moment, at least one."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores - round(os.getloadavg()[0]))
+    return max(1, usable_cores() - round(os.getloadavg()[0]))
 
 
 def is_finished(folder: Path, run: Run) -> bool:

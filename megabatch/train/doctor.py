@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import socket
@@ -16,6 +15,7 @@ from rich.console import Console
 
 from megabatch.data.known import default_cache, find_fashion_mnist
 from megabatch.errors import DataError, LaunchError
+from megabatch.machine import usable_cores
 from megabatch.train.world import read_world
 
 __all__ = ["examine", "print_findings"]
@@ -58,7 +58,6 @@ def _hardware() -> list[Finding]:
     import torch
     import torch.distributed as dist
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory_gb = psutil.virtual_memory().total / 1e9
     backends = [
         name
@@ -74,7 +73,7 @@ def _hardware() -> list[Finding]:
         {
             "name": "host",
             "good": None,
-            "text": f"{socket.gethostname()}, {cores} cores, {memory_gb:.1f} GB of memory",
+            "text": f"{socket.gethostname()}, {usable_cores()} cores, {memory_gb:.1f} GB of memory",
         },
         {"name": "accelerators", "good": None, "text": accelerators},
         {

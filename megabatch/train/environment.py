@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
@@ -14,6 +13,7 @@ import torch.distributed as dist
 
 from megabatch.comm.drawing import phases_as_data
 from megabatch.comm.shape import GridShape
+from megabatch.machine import usable_cores
 from megabatch.train.layers import layers_or_none
 from megabatch.train.world import World
 
@@ -26,7 +26,7 @@ def describe_environment(world: World, hosts: list[str], grid: GridShape, device
         "versions": {name: _version(name) for name in ("megabatch", "torch", "numpy")}
         | {"python": platform.python_version()},
         "platform": platform.platform(),
-        "cores": os.cpu_count(),
+        "cores": usable_cores(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "backend": dist.get_backend(),
         "threads_per_worker": torch.get_num_threads(),

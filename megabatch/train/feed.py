@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from megabatch.data.dali import check_dali
 from megabatch.data.decode import Decoding, check_decoder
 from megabatch.data.feeding import Feeding
 from megabatch.data.sources import ImageArray, Source
+from megabatch.machine import usable_cores
 from megabatch.schedule.pieces import largest_value, value_at
 from megabatch.train.world import World
 
@@ -61,8 +61,7 @@ def feeding_of(config: Config, source: Source, local_size: int, broken_list: Pat
 
 def cores_of_worker(local_size: int) -> int:
     """The host's cores shared among its workers, at least one."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // local_size)
+    return max(1, usable_cores() // local_size)
 
 
 def image_size_at(config: Config) -> Callable[[float], int]:

@@ -97,7 +97,7 @@ class Session:
             lambda epoch: size_at(past_epochs + epoch),  # a branch does not go back to the small images of the start
             segment.seed,
             segment.steps(config, self.run.clock),
-            worker=bench.world.rank,
+            rank=bench.world.rank,
             world_size=bench.world.size,
             prefetch_ghosts=config.data.prefetch_ghosts,
             pin_for=bench.device if bench.device.type == "cuda" else None,

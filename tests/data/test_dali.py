@@ -33,7 +33,7 @@ def photographs(folder: Path, odd: bytes | None = None) -> Source:
 
 def ghosts(source: Source, decoding: Decoding, size: int = 48, start: int = 0) -> list[Ghost]:
     steps = iterate_steps(lambda _: 4, 4, 12, 24, start_samples=start)
-    loader = GhostLoader(source, POLICY, size, 3, steps, worker=0, world_size=1, feeding=Feeding(decoding=decoding))
+    loader = GhostLoader(source, POLICY, size, 3, steps, rank=0, world_size=1, feeding=Feeding(decoding=decoding))
     found = [ghost for _, of_step in loader for ghost in of_step]
     loader.close()
     return found

@@ -44,7 +44,7 @@ def steps(start_samples: int = 0, start_index: int = 0) -> Iterator[Step]:
 
 
 def loader(
-    worker: int = 0,
+    rank: int = 0,
     world_size: int = 1,
     *,
     of: Source | None = None,
@@ -58,7 +58,7 @@ def loader(
         SIZE,
         SEED,
         over or steps(),
-        worker=worker,
+        rank=rank,
         world_size=world_size,
         prefetch_ghosts=ahead,
         feeding=feeding,
@@ -96,7 +96,7 @@ def test_one_worker_gets_the_images_of_the_stream() -> None:
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_workers_together_get_what_one_worker_gets(world_size: int) -> None:
     alone = read_all(loader())
-    together = [read_all(loader(worker, world_size)) for worker in range(world_size)]
+    together = [read_all(loader(rank, world_size)) for rank in range(world_size)]
     idle = 0
     for number, (step, expected) in enumerate(alone):
         assert all(of_worker[number][0] == step for of_worker in together)
@@ -238,7 +238,7 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Source:
 
 
 def over_photographs(
-    of: Source, worker: int, world_size: int, feeding: Feeding, start: tuple[int, int] = (0, 0)
+    of: Source, rank: int, world_size: int, feeding: Feeding, start: tuple[int, int] = (0, 0)
 ) -> list[tuple[Step, list[Ghost]]]:
     """With images that grow: 16 pixels wide in the first epoch, then 24."""
     return read_all(
@@ -248,7 +248,7 @@ def over_photographs(
             lambda epoch: 16 if epoch < 1 else 24,
             SEED,
             steps(*start),
-            worker=worker,
+            rank=rank,
             world_size=world_size,
             feeding=feeding,
             largest_image_size=24,
@@ -286,8 +286,8 @@ def test_pixels_do_not_depend_on_workers_and_lanes(
     photographs: Source, expected: dict[int, Ghost], world_size: int, feeding: Feeding
 ) -> None:
     got: dict[int, Ghost] = {}
-    for worker in range(world_size):
-        got |= by_number(over_photographs(photographs, worker, world_size, feeding))
+    for rank in range(world_size):
+        got |= by_number(over_photographs(photographs, rank, world_size, feeding))
     assert got.keys() == expected.keys()
     assert all(same(got[number], expected[number]) for number in expected)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import time
 
 import pytest
 
 from megabatch.comm.calibration import AxisCost, Calibration
 from megabatch.errors import ConfigError
+from megabatch.machine import usable_cores
 from megabatch.plan.cluster import load_cluster
 from megabatch.plan.convergence import mlperf_law
 from megabatch.plan.planner import Goal, plan, worker_counts
@@ -109,7 +109,7 @@ def test_worker_counts() -> None:
     assert worker_counts(abci, None)[-1] == 4096
     here = load_cluster("this-machine")
     assert worker_counts(here, None)[0] == 1
-    assert worker_counts(here, None)[-1] == os.cpu_count()
+    assert worker_counts(here, None)[-1] == usable_cores()
     links = Calibration("2x3", 6, "gloo", (AxisCost("column", 2, 1e-4, 1e8), AxisCost("row", 3, 1e-4, 1e8)))
     assert worker_counts(dataclasses.replace(here, calibration=links), None) == [6]
     for text in ("many", "0", "8..4", "-3"):
