@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 4
 GRID ?= 2x2
-HAS_SIMGRID := $(BIN)/python -c "import sys; from megabatch.plan.simgrid import find_simgrid; sys.exit(not find_simgrid())"
+HAS_SIMGRID := $(BIN)/python -c "import sys; from benchmarks.simulators.simgrid import find_simgrid; sys.exit(not find_simgrid())"
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo study browser simgrid docs test test-all check clean

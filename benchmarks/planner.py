@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.simulators.simgrid import find_simgrid, play, play_of
+from benchmarks.simulators.simulate import lock_step_seconds, rounds_of, simulate_all_reduce
 from megabatch.comm.calibration import AxisCost, Calibration
 from megabatch.comm.phases import Phase, Step, phases
 from megabatch.comm.price import all_reduce_seconds
@@ -26,8 +28,6 @@ from megabatch.plan.convergence import mlperf_law
 from megabatch.plan.cost import price_curve, price_swaps
 from megabatch.plan.planner import Goal, plan, worker_counts
 from megabatch.plan.request import PlanRequest, run
-from megabatch.plan.simgrid import find_simgrid, play, play_of
-from megabatch.plan.simulate import lock_step_seconds, rounds_of, simulate_all_reduce
 from megabatch.plan.workload import workload_of
 from megabatch.schedule.batch import parse_stages
 
@@ -38,7 +38,7 @@ __all__ = [
 
 ROOT = Path(__file__).parents[1]
 SIZE = 51.12e6
-# The platform of tests/plan/simgrid.csv; see tests/plan/test_cost.py.
+# The platform of benchmarks/simulators/simgrid.csv; see tests/plan/test_network.py.
 PLATFORM = Network(4, 34, 50e9, 1e-6, 23e9, 1.5e-6, 34 * 25e9 / 3, 1e-6, 0.0, "ring")
 PLAYED = (
     *(("ring", "16"), ("ring", "64"), ("torus", "8x8"), ("torus", "16x16"), ("torus", "5x12"), ("torus", "2x3x4")),
@@ -68,7 +68,7 @@ _SIZES = {"100 KB": 1e5, "1 MB": 1e6, "10 MB": 1e7}
 def simgrid_errors() -> list[tuple[str, float]]:
     """Closed form over SimGrid's stored time, minus 1, cell by cell."""
     found = []
-    for cell in csv.DictReader((ROOT / "tests/plan/simgrid.csv").read_text(encoding="utf-8").splitlines()):
+    for cell in csv.DictReader((ROOT / "benchmarks/simulators/simgrid.csv").read_text(encoding="utf-8").splitlines()):
         name, grid = cell["algorithm"], cell["grid"]
         if name == "nearest_first":
             steps = Phase("all_reduce", "halving", -1, int(grid)).steps()

@@ -88,7 +88,7 @@ TORCH_FREE = (
     *("megabatch.train.entry", "megabatch.train.folder", "megabatch.train.world"),
     "megabatch.study.conduct",
     *("megabatch.plan.request", "megabatch.plan.show", "megabatch.plan.validate", "megabatch.plan.loop"),
-    *("megabatch.plan.simgrid", "megabatch.plan.simgrid_child", "megabatch.plan.crosscheck"),
+    *("benchmarks.simulators.simgrid", "benchmarks.simulators.simgrid_child", "benchmarks.check_plan"),
 )
 
 WHOLE_RUNS = "only whole runs show what it does: tests/system"

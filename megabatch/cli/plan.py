@@ -59,9 +59,6 @@ def plan(
     epochs: Annotated[float | None, typer.Option(metavar="E", help="As in `megabatch train`.")] = None,
     output: Annotated[Path | None, typer.Option(help="Write the plan for `megabatch train --plan`.")] = None,
     figure: Annotated[Path | None, typer.Option(help="Draw time against cost: writes .svg, .png and .csv.")] = None,
-    check_with: Annotated[
-        str | None, typer.Option(metavar="simgrid", help="Play the chosen all-reduce in SimGrid too, if installed.")
-    ] = None,
     validate: Annotated[Path | None, typer.Option(help="Predict known rows (CSV) and say how far off.")] = None,
     compare: Annotated[Path | None, typer.Option(help="A run that followed a plan: predicted and measured.")] = None,
     as_json: Json = False,
@@ -114,7 +111,6 @@ def plan(
             epochs=epochs,
             output=output,
             figure=figure,
-            check_with=check_with,
             as_json=as_json,
         )
     )

@@ -26,7 +26,6 @@ from megabatch.schedule.batch import BatchStages, parse_stages
 
 __all__ = ["Answer", "PlanRequest", "answer", "cluster_lines", "parse_duration", "run"]
 
-CHECKS = ("simgrid",)
 _UNITS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -54,7 +53,6 @@ class PlanRequest:
     epochs: float | None = None
     output: Path | None = None
     figure: Path | None = None
-    check_with: str | None = None
     as_json: bool = False
 
 
@@ -69,8 +67,6 @@ class Answer:
 
 def answer(request: PlanRequest) -> None:
     """Plan and tell."""
-    if request.check_with not in (None, *CHECKS):
-        raise ConfigError(f"plans cannot be checked with '{request.check_with}'; known: {', '.join(CHECKS)}")
     found = run(request)
     result, cluster, workload = found.result, found.evidence.cluster, found.workload
     data = plan_as_data(
@@ -86,12 +82,6 @@ def answer(request: PlanRequest) -> None:
         "sources": list(found.evidence.sources),
         "fit": fit_as_data(found.evidence.fit) if found.evidence.fit else None,
     }
-    check = None
-    if request.check_with is not None:
-        from megabatch.plan import crosscheck
-
-        check = crosscheck.check_plan(cluster, workload, result.chosen.candidate)
-        data["check"] = check.as_data()
     if request.output is not None:
         _refuse_what_cannot_be_followed(data, request)
         write_atomically(request.output, json.dumps(data, indent=1) + "\n")
@@ -102,11 +92,9 @@ def answer(request: PlanRequest) -> None:
     if request.as_json:
         print(json.dumps(data))
         return
-    from megabatch.plan.show import print_check, print_plan
+    from megabatch.plan.show import print_plan
 
     print_plan(result, found.evidence, workload)
-    if check is not None:
-        print_check(check)
     if request.output is not None:
         print(f"plan written; follow it with  megabatch train {workload.name} --plan {request.output}")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -19,10 +18,7 @@ from megabatch.plan.search import FLAT_ALGORITHMS
 from megabatch.plan.step_fit import PARAMETERS, StepFit
 from megabatch.plan.workload import Workload
 
-if TYPE_CHECKING:
-    from megabatch.plan.crosscheck import Crosscheck
-
-__all__ = ["duration", "print_check", "print_plan"]
+__all__ = ["duration", "print_plan"]
 
 _SHOWN = 12
 _BAR = 30
@@ -60,21 +56,6 @@ def print_plan(result: PlanResult, evidence: Evidence, workload: Workload, conso
     for one in [one for one in result.helps if one.gain >= 0.005][:4]:
         out.print(f"  {one.gain:>4.0%}  {one.what}")
     _print_reservations(out, result, evidence, workload)
-
-
-def print_check(check: Crosscheck, console: Console | None = None) -> None:
-    """One all-reduce of each size of bucket by three engines."""
-    out = console or Console(highlight=False, soft_wrap=True)
-    heads = ("bucket", "times", "mode", "closed form", "simulation", "SimGrid", "difference")
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for head in heads:
-        table.add_column(head, justify="left" if head == "mode" else "right", no_wrap=True)
-    for one in check.buckets:
-        seconds = (one.closed_form_seconds, one.simulation_seconds, one.simgrid_seconds)
-        times = (f"{1e3 * each:,.3f} ms" for each in seconds)
-        table.add_row(f"{one.num_bytes / 2**20:.2f} MB", str(one.count), one.mode, *times, f"{one.error:+.3%}")
-    out.print(f"[bold]Checked[/bold] with SimGrid {check.simgrid_version}, one all-reduce of each bucket")
-    out.print(table)
 
 
 def duration(seconds: float, like: float | None = None) -> str:

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
+from benchmarks.simulators.simgrid import find_simgrid
 from megabatch.plan.cluster import Cluster, read_cluster
-from megabatch.plan.simgrid import find_simgrid
 from megabatch.plan.workload import Layer, Workload, model_layers
 from megabatch.schedule.batch import parse_stages
 

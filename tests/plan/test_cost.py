@@ -23,7 +23,8 @@ from megabatch.plan.cost import Curve, Line, price_all_reduce, price_curve, pric
 from tests.plan.laboratory import laboratory
 
 SIZE = 51.12e6
-CELLS = list(csv.DictReader((Path(__file__).parent / "simgrid.csv").read_text(encoding="utf-8").splitlines()))
+STORED = Path(__file__).parents[2] / "benchmarks/simulators/simgrid.csv"
+CELLS = list(csv.DictReader(STORED.read_text(encoding="utf-8").splitlines()))
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: f"{cell['algorithm']}-{cell['grid']}")

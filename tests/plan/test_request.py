@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from megabatch.errors import ConfigError
-from megabatch.plan import crosscheck
-from megabatch.plan.crosscheck import CheckedBucket, Crosscheck
 from megabatch.plan.planfile import read_plan
 from megabatch.plan.request import PlanRequest, answer, cluster_lines, parse_duration, run
 from megabatch.plan.workload import workload_from_config
@@ -29,21 +27,6 @@ def test_json_and_a_file_that_train_can_follow(tmp_path: Path, capsys: pytest.Ca
     assert read_plan(tmp_path / "plan.json").grid == data["grid"]
     assert data["calibration"] == {"sources": [], "fit": None}
     assert data["would_help"][0]["gain"] > 0
-
-
-def test_a_check_is_part_of_the_answer(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bucket = CheckedBucket(1 << 20, 2, "in step", 1.0, 1.0, 1.0)
-    monkeypatch.setattr(crosscheck, "check_plan", lambda *_: Crosscheck((bucket,), "9.9"))
-    asked = PlanRequest("demo", "abci", "8", overrides=RESNET, check_with="simgrid", output=tmp_path / "plan.json")
-    answer(dataclasses.replace(asked, as_json=True))
-    assert json.loads(capsys.readouterr().out)["check"]["buckets"][0]["simgrid_seconds"] == 1.0
-    assert read_plan(tmp_path / "plan.json").recipe == "demo"
-    answer(asked)
-    assert "Checked with SimGrid 9.9" in capsys.readouterr().out
-    with pytest.raises(ConfigError, match="cannot be checked with 'ns3'; known: simgrid"):
-        answer(dataclasses.replace(asked, check_with="ns3"))
 
 
 def test_words_for_people(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,10 +9,9 @@ from rich.console import Console
 
 from megabatch.plan.calibrate import fit_steps
 from megabatch.plan.cluster import load_cluster
-from megabatch.plan.crosscheck import CheckedBucket, Crosscheck
 from megabatch.plan.evidence import Evidence
 from megabatch.plan.planner import Goal, plan
-from megabatch.plan.show import duration, print_check, print_plan
+from megabatch.plan.show import duration, print_plan
 from tests.plan.laboratory import workload
 from tests.plan.test_calibrate import row
 
@@ -27,20 +26,6 @@ def test_a_plan_fits_the_terminal_and_says_everything() -> None:
     assert "left out: 40,960 workers: " in text
     table = text.split("> chosen")[0].splitlines()
     assert max(len(line) for line in table) <= 80
-    assert "\u2026" not in text
-
-
-def test_a_check_fits_the_terminal() -> None:
-    console = Console(width=80, soft_wrap=True, file=io.StringIO())
-    buckets = (
-        CheckedBucket(25 << 20, 3, "in step", 1.2, 1.25, 1.0),
-        CheckedBucket(5 << 18, 12, "free", 1e-3, 1e-3, 1e-3),
-    )
-    print_check(Crosscheck(buckets, "3.32.0"), console)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    for words in ("SimGrid 3.32.0", "25.00 MB", "1,200.000 ms", "+20.000%", "in step", "1.25 MB", "+0.000%"):
-        assert words in text
-    assert max(len(line) for line in text.splitlines()) <= 80
     assert "\u2026" not in text
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import json
 import math
 from collections.abc import Sequence
 
 import pytest
+from rich.console import Console
 
+from benchmarks import check_plan as crosscheck
+from benchmarks.check_plan import CheckedBucket, Crosscheck, check_plan, print_check
+from benchmarks.simulators.simgrid import Answer, Play
 from megabatch.comm.calibration import AxisCost, Calibration
 from megabatch.comm.shape import GridShape, parse_grid
 from megabatch.errors import ConfigError
-from megabatch.plan import crosscheck
 from megabatch.plan.cluster import Cluster, Network, load_cluster
-from megabatch.plan.crosscheck import check_plan
-from megabatch.plan.simgrid import Answer, Play
 from megabatch.plan.step import Candidate
 from tests.plan.laboratory import laboratory, need_simgrid, workload
 
@@ -79,3 +82,31 @@ def test_what_has_no_phases_on_links_is_refused() -> None:
         with pytest.raises(ConfigError, match=words) as caught:
             check_plan(cluster, workload(), one)
         assert "\n" not in str(caught.value)
+
+
+def test_a_check_fits_the_terminal() -> None:
+    console = Console(width=80, soft_wrap=True, file=io.StringIO())
+    buckets = (
+        CheckedBucket(25 << 20, 3, "in step", 1.2, 1.25, 1.0),
+        CheckedBucket(5 << 18, 12, "free", 1e-3, 1e-3, 1e-3),
+    )
+    print_check(Crosscheck(buckets, "3.32.0"), console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    for words in ("SimGrid 3.32.0", "25.00 MB", "1,200.000 ms", "+20.000%", "in step", "1.25 MB", "+0.000%"):
+        assert words in text
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert "\u2026" not in text
+
+
+def test_the_command_plans_checks_and_prints(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = CheckedBucket(1 << 20, 2, "in step", 1.0, 1.0, 1.0)
+    monkeypatch.setattr(crosscheck, "check_plan", lambda *_: Crosscheck((bucket,), "9.9"))
+    words = ["goyal2017", "--cluster", "abci", "--workers", "8"]
+    crosscheck.main([*words, "--json"])
+    assert json.loads(capsys.readouterr().out)["buckets"][0]["simgrid_seconds"] == 1.0
+    crosscheck.main(words)
+    assert "Checked with SimGrid 9.9" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="unknown recipe"):
+        crosscheck.main(["nobody", "--cluster", "abci"])

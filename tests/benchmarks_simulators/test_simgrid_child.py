@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import pytest
 
+from benchmarks.simulators import simgrid, simgrid_child
+from benchmarks.simulators.fluid import Links
+from benchmarks.simulators.simgrid import play, play_of
+from benchmarks.simulators.simgrid_child import assert_routes
 from megabatch.comm.shape import GridShape
 from megabatch.errors import ConfigError
-from megabatch.plan import simgrid, simgrid_child
-from megabatch.plan.fluid import Links
-from megabatch.plan.simgrid import play, play_of
-from megabatch.plan.simgrid_child import assert_routes
 from tests.plan.laboratory import laboratory, need_simgrid
 
 NETWORK = laboratory().network
@@ -67,7 +67,7 @@ def test_a_gateway_in_the_wrong_place_is_noticed(monkeypatch: pytest.MonkeyPatch
     """What SimGrid 3.32 gets wrong without a word, built on purpose; worlds of one rack do not show it."""
     need_simgrid()
     code = """
-from megabatch.plan import simgrid_child as child
+from benchmarks.simulators import simgrid_child as child
 
 def misplace(simgrid, engine, zone, rack):
     place = child._add_zone(simgrid, engine, zone, f"switch{rack}") if child._is_new(zone) else zone

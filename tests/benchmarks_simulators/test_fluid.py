@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from megabatch.plan.fluid import Fluid, Links, fair_rates
+from benchmarks.simulators.fluid import Fluid, Links, fair_rates
 from tests.plan.laboratory import laboratory
 
 

@@ -3,8 +3,8 @@
 The closed form of `cost` assumes that ranks step in unison and that nobody else uses the links. Here a rank begins
 its next round when its own sends have left and what it waits for has arrived, transfers share links fairly
 (`fluid`), other jobs may be on the network, and ranks may start late. In lock-step (chains: free) and alone on the
-network the two agree to 0.1 %; that, and stored results of SimGrid (tests/plan/simgrid.csv), keep the arithmetic of
-both honest. Neither proves the physics.
+network the two agree to 0.1 %; that, and stored results of SimGrid (`simgrid.csv`), keep the arithmetic of both
+honest. Neither proves the physics.
 
     closed form     sum over rounds of latency + bytes / rate of the busiest link
     lock-step       the same rounds, each played once, times their number
@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.simulators.fluid import Fluid, Links
 from megabatch.comm.phases import WORLD, Phase, Step, num_lanes, phases
 from megabatch.comm.shape import GridShape
 from megabatch.errors import ConfigError
 from megabatch.plan.cluster import Cluster, Network
 from megabatch.plan.cost import CHAIN_SEGMENTS, price_all_reduce
-from megabatch.plan.fluid import Fluid, Links
 from megabatch.plan.step import Candidate
 from megabatch.plan.workload import Workload, fill_buckets
 

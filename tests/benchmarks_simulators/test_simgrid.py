@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.simulators import simgrid
+from benchmarks.simulators.simgrid import Play, find_simgrid, play, play_of, simgrid_free_seconds, simgrid_seconds
+from benchmarks.simulators.simulate import Round, lock_step_seconds, simulate_all_reduce
 from megabatch.comm.phases import Phase, Step
 from megabatch.comm.shape import GridShape, parse_grid
 from megabatch.errors import ConfigError
-from megabatch.plan import simgrid
 from megabatch.plan.cost import price_curve
-from megabatch.plan.simgrid import Play, find_simgrid, play, play_of, simgrid_free_seconds, simgrid_seconds
-from megabatch.plan.simulate import Round, lock_step_seconds, simulate_all_reduce
 from tests.plan.laboratory import laboratory, need_simgrid
 
 SIZE = 51.12e6
@@ -74,7 +74,8 @@ def test_the_closed_form_is_above_where_the_longest_path_is_not_the_busiest() ->
 @pytest.mark.slow
 def test_the_stored_results_come_out_again() -> None:
     need_simgrid()
-    rows = list(csv.DictReader((Path(__file__).parent / "simgrid.csv").read_text(encoding="utf-8").splitlines()))
+    stored = Path(simgrid.__file__).parent / "simgrid.csv"
+    rows = list(csv.DictReader(stored.read_text(encoding="utf-8").splitlines()))
     plays = []
     for row in rows:
         if row["algorithm"] == "nearest_first":
@@ -149,7 +150,7 @@ def test_a_lone_rank_needs_no_time() -> None:
 def test_nothing_else_of_debian_comes_along() -> None:
     need_simgrid()
     code = (
-        "import sys; before = list(sys.path); from megabatch.plan import simgrid_child as child\n"
+        "import sys; before = list(sys.path); from benchmarks.simulators import simgrid_child as child\n"
         "child._load_simgrid(); import numpy; assert sys.path == before; print(numpy.__file__)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -1,4 +1,4 @@
-"""The rounds of `plan.simulate` played by SimGrid, a simulator that others wrote: a check of our own two engines.
+"""The rounds of `simulate` played by SimGrid, a simulator that others wrote: a check of our own two engines.
 
     in step   every rank begins each round with the others; equal rounds are played once, as in `lock_step_seconds`
     free      every rank goes on when it can, late ranks and other jobs included, as in `simulate_all_reduce`
@@ -20,19 +20,20 @@ from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
 from pathlib import Path
 from typing import Any
 
+from benchmarks.simulators.simulate import Round, rounds_of
 from megabatch.comm.phases import phases
 from megabatch.comm.shape import GridShape
 from megabatch.errors import ConfigError
 from megabatch.plan.cluster import Network
 from megabatch.plan.cost import CHAIN_SEGMENTS
-from megabatch.plan.simulate import Round, rounds_of
 
 __all__ = ["Answer", "Play", "find_simgrid", "play", "play_of", "simgrid_free_seconds", "simgrid_seconds"]
 
 MOST_TRANSFERS = 300_000
 DEBIAN = Path("/usr/lib/python3/dist-packages")
 
-_CHILD = ("-m", "megabatch.plan.simgrid_child")
+_ROOT = Path(__file__).parents[2]
+_CHILD = ("-m", "benchmarks.simulators.simgrid_child")
 # Some ten times what a busy core takes.
 _START_SECONDS, _TRANSFER_SECONDS = 60.0, 1e-3
 
@@ -147,6 +148,7 @@ def _ask_child(request: Mapping[str, Any], most_seconds: float) -> Answer:
             text=True,
             timeout=most_seconds,
             check=False,
+            cwd=_ROOT,
         )
     except subprocess.TimeoutExpired:
         raise ConfigError(f"SimGrid did not answer within {most_seconds:.0f} s; choose fewer workers") from None

@@ -1,4 +1,4 @@
-"""`python -m megabatch.plan.simgrid_child`: SimGrid's own process, JSON in and JSON out; `plan.simgrid` starts it.
+"""`python -m benchmarks.simulators.simgrid_child`: SimGrid's own process, JSON in and JSON out; `simgrid` starts it.
 
     root --- rack --- node --- worker        zones, all of them stars
        uplink |   NIC     port               links, split duplex
@@ -21,11 +21,11 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from benchmarks.simulators.fluid import Links
+from benchmarks.simulators.simgrid import Play, find_simgrid
+from benchmarks.simulators.simulate import Round
 from megabatch.errors import ConfigError
 from megabatch.plan.cluster import Network
-from megabatch.plan.fluid import Links
-from megabatch.plan.simgrid import Play, find_simgrid
-from megabatch.plan.simulate import Round
 
 __all__ = ["main"]
 

@@ -7,12 +7,12 @@ import dataclasses
 import numpy as np
 import pytest
 
+from benchmarks.simulators.simulate import lock_step_seconds, rounds_of, simulate_all_reduce, simulate_steps
 from megabatch.comm.phases import phases
 from megabatch.comm.shape import GridShape, parse_grid
 from megabatch.errors import ConfigError
 from megabatch.plan.cost import price_all_reduce, price_curve
 from megabatch.plan.quantity import Quantity
-from megabatch.plan.simulate import lock_step_seconds, rounds_of, simulate_all_reduce, simulate_steps
 from megabatch.plan.step import Candidate, step_time
 from tests.plan.laboratory import laboratory, workload
 

@@ -1,26 +1,35 @@
 """The chosen plan's all-reduce by three engines: the closed form that planned it, our own simulation, and SimGrid.
 
+    python -m benchmarks.check_plan mikami2018 --cluster abci --workers 1024 [--algorithm torus] [--json]
+
 Rounds are played in step. Chains and lanes, which ranks do not run in step, are played free while they are few
 enough: `mode` says which. Agreement speaks for the arithmetic; rates and latencies are the same in all three.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import json
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.simulators.simgrid import play, play_of
+from benchmarks.simulators.simulate import lock_step_seconds, simulate_all_reduce
 from megabatch.comm.phases import phases
-from megabatch.errors import ConfigError
+from megabatch.errors import ConfigError, MegabatchError
 from megabatch.plan.cluster import Cluster
 from megabatch.plan.cost import price_all_reduce
-from megabatch.plan.simgrid import play, play_of
-from megabatch.plan.simulate import lock_step_seconds, simulate_all_reduce
+from megabatch.plan.request import PlanRequest, run
 from megabatch.plan.step import Candidate
 from megabatch.plan.workload import Workload, fill_buckets
 
-__all__ = ["CheckedBucket", "Crosscheck", "check_plan"]
+__all__ = ["CheckedBucket", "Crosscheck", "check_plan", "print_check"]
 
 _MOST_FREE = 20_000
 
@@ -50,7 +59,7 @@ class Crosscheck:
     simgrid_version: str
 
     def as_data(self) -> dict[str, Any]:
-        """For `--json` and the plan's file."""
+        """For `--json`."""
         rows = [{**dataclasses.asdict(one), "error": one.error} for one in self.buckets]
         return {"simgrid_version": self.simgrid_version, "buckets": rows}
 
@@ -95,3 +104,49 @@ def _refuse_unplayable(cluster: Cluster, candidate: Candidate) -> None:
             f"the plan takes the backend's own all-reduce, on '{cluster.name}' a formula without phases to play; "
             "name another with --algorithm, such as torus"
         )
+
+
+def print_check(check: Crosscheck, console: Console | None = None) -> None:
+    """One all-reduce of each size of bucket by three engines."""
+    out = console or Console(highlight=False, soft_wrap=True)
+    heads = ("bucket", "times", "mode", "closed form", "simulation", "SimGrid", "difference")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for head in heads:
+        table.add_column(head, justify="left" if head == "mode" else "right", no_wrap=True)
+    for one in check.buckets:
+        seconds = (one.closed_form_seconds, one.simulation_seconds, one.simgrid_seconds)
+        times = (f"{1e3 * each:,.3f} ms" for each in seconds)
+        table.add_row(f"{one.num_bytes / 2**20:.2f} MB", str(one.count), one.mode, *times, f"{one.error:+.3%}")
+    out.print(f"[bold]Checked[/bold] with SimGrid {check.simgrid_version}, one all-reduce of each bucket")
+    out.print(table)
+
+
+def main(words: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe")
+    parser.add_argument("--cluster", required=True)
+    parser.add_argument("--workers")
+    parser.add_argument("--algorithm", action="append", default=[])
+    parser.add_argument("--grid")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args(words)
+    try:
+        found = run(
+            PlanRequest(
+                given.recipe,
+                given.cluster,
+                given.workers,
+                algorithms=tuple(given.algorithm),
+                grid=given.grid,
+                overrides=tuple(given.set),
+            )
+        )
+        check = check_plan(found.evidence.cluster, found.workload, found.result.chosen.candidate)
+    except MegabatchError as error:
+        sys.exit(f"benchmarks.check_plan: {error}")
+    print(json.dumps(check.as_data())) if given.json else print_check(check)
+
+
+if __name__ == "__main__":
+    main()
