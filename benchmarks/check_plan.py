@@ -76,7 +76,7 @@ def check_plan(cluster: Cluster, workload: Workload, candidate: Candidate) -> Cr
     cut = fill_buckets(workload.layers, workload.bytes_per_parameter, candidate.bucket_mb)
     sizes = sorted(Counter(bucket.num_bytes for bucket in cut).items(), reverse=True)
     several = max(phase.lane for phase in phase_list) > 0
-    free = several or any(phase.pipelined for phase in phase_list)
+    free = several or any(phase.pattern == "chain" for phase in phase_list)
     if free and not several:
         free = len(sizes) * play_of(algorithm, grid, 1.0, free=True).num_transfers <= _MOST_FREE
     plays = [play_of(algorithm, grid, num_bytes, free=free) for num_bytes, _ in sizes]

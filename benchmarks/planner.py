@@ -47,7 +47,7 @@ PLAYED = (
 # Beyond one rack, uneven, and odd; then those that ranks do not run in step.
 LARGE = (
     *(("ring", "4096"), ("torus", "54x64"), ("torus", "17x16"), ("torus", "13x11"), ("hierarchical", "256x4")),
-    *(("halving_doubling", "1024"), ("halving_doubling", "30"), ("exchange", "3x5"), ("direct", "12x16")),
+    *(("halving_doubling", "1024"), ("halving_doubling", "32"), ("exchange", "3x5"), ("direct", "12x16")),
 )
 FREE = (
     *(("torus", "8x8"), ("torus", "2x3x4"), ("hierarchical", "6x16"), ("two_way_torus", "4x8")),

@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model": BELOW,
     "data": BELOW,
     "launch": {"errors", "files", "config", "recipes", "comm.shape"},
-    "report": {"errors", "files", "comm.drawing", "comm.calibration"},
+    "report": {"errors", "files", "comm.shape", "comm.phases", "comm.price", "comm.calibration"},
     "plan": BELOW
     | {
         "recipes",
@@ -80,7 +80,7 @@ TORCH_FREE = (
         "megabatch.cli",
         "megabatch.report.record",
     ),
-    *("megabatch.report.make", "megabatch.report.live", "megabatch.report.files", "megabatch.comm.drawing"),
+    *("megabatch.report.make", "megabatch.report.live", "megabatch.report.files"),
     *("megabatch.launch.slurm", "megabatch.launch.kubernetes", "megabatch.launch.ssh", "megabatch.launch.write"),
     *("megabatch.comm.phases", "megabatch.comm.shape"),
     *("megabatch.comm.price", "megabatch.comm.calibration", "megabatch.comm.select"),

@@ -14,14 +14,14 @@ honest. Neither proves the physics.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from benchmarks.simulators.fluid import Fluid, Links
-from megabatch.comm.phases import WORLD, Phase, Step, num_lanes, phases
+from megabatch.comm.phases import Phase, Round, num_lanes, phases
 from megabatch.comm.shape import GridShape
 from megabatch.errors import ConfigError
 from megabatch.plan.cluster import Cluster, Network
@@ -36,20 +36,11 @@ _MOST_TRANSFERS = 300_000
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
-    """Equal rounds in a row: every (source, target) pair carries `share` of the message in each."""
-
-    pairs: tuple[tuple[int, int], ...]
-    share: float
-    count: int = 1
-
-
 def rounds_of(phase_list: Sequence[Phase], shape: GridShape, chain_segments: int = CHAIN_SEGMENTS) -> list[list[Round]]:
     """The rounds of each lane."""
     lanes: list[list[Round]] = [[] for _ in range(num_lanes(phase_list))]
     for phase in phase_list:
-        lanes[phase.lane] += _rounds(phase, shape, chain_segments)
+        lanes[phase.lane] += phase.transfers(shape, chain_segments)
     return lanes
 
 
@@ -207,45 +198,3 @@ class _Both:
     def event(self, _rank: int, _what: str) -> None:
         self.player.event(self.target, f"in {self.index}")
         self.player.event(self.source, "out")
-
-
-def _rounds(phase: Phase, shape: GridShape, chain_segments: int) -> Iterator[Round]:
-    axis_lines = _lines(phase, shape)
-    for step in phase.steps():
-        if phase.pattern == "chain":
-            yield from _chain_rounds(phase, step, axis_lines, chain_segments)
-            return
-        pairs: list[tuple[int, int]] = []
-        for line in axis_lines:
-            size = len(line)
-            if phase.pattern == "halving":
-                inside = [at for at in range(size) if at ^ step.distance < size]
-                pairs += [(line[at], line[at ^ step.distance]) for at in inside]
-            elif step.peers > 1 or phase.pattern == "direct":
-                pairs += [(one, other) for one in line for other in line if one != other]
-            else:
-                pairs += [(line[at], line[(at + 1) % size]) for at in range(size)]
-        yield Round(tuple(pairs), float(step.share), step.count)
-
-
-def _chain_rounds(phase: Phase, step: Step, axis_lines: Sequence[Sequence[int]], segments: int) -> Iterator[Round]:
-    """Segment j leaves the head in round j and moves one position on in each round."""
-    hops = phase.size - 1
-    for index in range(hops + segments - 1):
-        pairs = []
-        for line in axis_lines:
-            ordered = line if phase.operation == "broadcast" else list(reversed(line))
-            pairs += [(ordered[at], ordered[at + 1]) for at in range(hops) if 0 <= index - at < segments]
-        yield Round(tuple(pairs), float(step.share) / segments)
-
-
-def _lines(phase: Phase, shape: GridShape) -> list[list[int]]:
-    """The ranks along the axis of a phase, line by line; of leaders only where it says so."""
-    if phase.axis == WORLD:
-        return [list(range(shape.world_size))]
-    stride = math.prod(shape.sizes[phase.axis + 1 :])
-    block = stride * phase.size
-    firsts = [rank for rank in range(shape.world_size) if rank % block < stride]
-    if phase.leaders:
-        firsts = [rank for rank in firsts if rank % stride == 0]
-    return [[first + stride * along for along in range(phase.size)] for first in firsts]

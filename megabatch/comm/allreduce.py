@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from megabatch.comm.division import Division, divisions
 from megabatch.comm.grid import ProcessGrid, uses_gloo
 from megabatch.comm.lane import Lane, Passage, PhaseFailedError, Turn
 from megabatch.comm.link import kept_tag, message_tag
-from megabatch.comm.phases import num_lanes, phases, staggered, torus_form
+from megabatch.comm.phases import Division, divisions, num_lanes, phases, staggered, torus_form
 from megabatch.comm.price import DEFAULT_SEGMENT_BYTES
 from megabatch.comm.primitives import split
 from megabatch.comm.rollcall import Note, in_words
@@ -50,7 +49,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 class AllReducer:
     """Runs one algorithm on a grid again and again, keeping its buffers. Used by one thread at a time.
 
-    average: divide by the number of ranks (see `division` for where).
+    average: divide by the number of ranks (see `divisions` for where).
     grad_dtype: send float16 or bfloat16 instead of the tensor's own type. The tensor is rounded to it once,
         sums are rounded as `primitives` says, and the result is widened again: every rank holds equal values.
     segment_bytes: larger chunks travel in pieces of about this size, so a hop begins before the last ends.

@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 
-from megabatch.comm.division import Division
 from megabatch.comm.grid import ProcessGrid
 from megabatch.comm.library import LIBRARY, LibraryLink
 from megabatch.comm.link import ACTION_SHIFT, MAX_ACTIONS, Link, Scratch
-from megabatch.comm.phases import Phase
+from megabatch.comm.phases import Division, Phase
 from megabatch.comm.primitives import PRIMITIVES, own_chunk
 
 __all__ = ["Lane", "Passage", "PhaseFailedError", "Turn"]

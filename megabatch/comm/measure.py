@@ -23,11 +23,10 @@ import torch.distributed as dist
 
 from megabatch.comm.allreduce import AllReducer, all_reduce
 from megabatch.comm.calibration import AxisCost, Calibration, MeasuredPoint
-from megabatch.comm.division import Division
 from megabatch.comm.grid import ProcessGrid, uses_gloo
 from megabatch.comm.lane import Lane, Passage, PhaseFailedError
 from megabatch.comm.link import Link, message_tag
-from megabatch.comm.phases import Pattern, Phase
+from megabatch.comm.phases import Division, Pattern, Phase
 from megabatch.comm.rollcall import Note, in_words
 
 __all__ = [
@@ -114,7 +113,7 @@ def measure_axis(
     device = device or probe_device(grid)
     probe = _Probe(grid, axis, device)
     size = grid.axis_size(axis)
-    lines = _lines(grid, axis)
+    lines = grid.shape.lines(axis)
     num_steps = 2 * (size - 1)
 
     (first,) = _by_line(lines, gather(grid, [probe.seconds(1)]))
@@ -302,10 +301,6 @@ class _Probe:
         grid = self._grid
         words = in_words(cause, peer, grid.timeout_seconds)
         return grid.fail(Note(grid.rank, "measuring the network", self._name, 0, "probe", peer, words))
-
-
-def _lines(grid: ProcessGrid, axis: int) -> tuple[tuple[int, ...], ...]:
-    return tuple(dict.fromkeys(grid.shape.axis_ranks(rank, axis) for rank in range(grid.world_size)))
 
 
 def _by_line(lines: Sequence[Sequence[int]], table: Sequence[Sequence[float]]) -> list[list[float]]:

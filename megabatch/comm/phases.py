@@ -1,5 +1,7 @@
-"""Every all-reduce algorithm as plain data: a tuple of phases that can be executed, priced, simulated and
-drawn.
+"""Every all-reduce algorithm as plain data: a tuple of phases. Imports no torch.
+
+A phase is expanded here and nowhere else: `Phase.steps` counts its steps for the price, `Phase.transfers` says who
+sends how much to whom, for simulations, drawings and the tests of what is executed.
 
 The 2D torus is Mikami 2018 (arXiv 1811.05233, section 3): reduce-scatter along the row, all-reduce along the
 column, all-gather along the row. Worked example, grid 2x2, 8 elements, each rank starting with its own 8:
@@ -21,7 +23,8 @@ column.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
@@ -33,11 +36,11 @@ __all__ = [
     "ALGORITHMS",
     "SHORT_MESSAGE_BYTES",
     "WORLD",
-    "Operation",
-    "Pattern",
+    "Division",
     "Phase",
+    "Round",
     "Step",
-    "bytes_sent_per_rank",
+    "divisions",
     "halving_core",
     "num_lanes",
     "num_steps",
@@ -51,9 +54,8 @@ Operation = Literal["reduce_scatter", "all_reduce", "all_gather", "reduce", "bro
 """`exchange`: every rank sends its whole share to all peers of the axis and sums what arrives."""
 
 Pattern = Literal["ring", "direct", "halving", "chain", "backend"]
-"""How messages travel: to the next rank round a ring, to all peers at once, to a partner at half the former
-distance,
-along a line without return, or as the backend's own all-reduce sees fit (priced as a ring)."""
+"""How messages travel: to the next rank round a ring, to all peers at once, to a partner at half the former distance,
+along a line without return, or as the backend's own all-reduce sees fit (priced and drawn as a ring)."""
 
 WORLD = -1
 """Axis of a phase that runs over all ranks at once, ignoring the grid."""
@@ -67,8 +69,7 @@ _MAX_TORUS_LANES = 4
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`count` equal steps in a row; in each, a sending rank starts `peers` transfers of `share` of the
-    message.
+    """`count` equal steps in a row: in each, a sending rank starts `peers` transfers of `share` of the message.
 
     `distance` is how far along the axis a transfer goes (for `peers` > 1: to each of the other positions).
     """
@@ -77,6 +78,15 @@ class Step:
     share: Fraction
     peers: int = 1
     distance: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """`count` equal rounds in a row: in each, every (source, target) of `pairs` carries `share` of the message."""
+
+    pairs: tuple[tuple[int, int], ...]
+    share: float
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +116,6 @@ class Phase:
         """Whether contributions of different ranks are summed here."""
         return self.operation not in ("all_gather", "broadcast")
 
-    @property
-    def pipelined(self) -> bool:
-        """Whether k segments overlap, so that the phase lasts num_steps + k - 1 times one segment."""
-        return self.pattern == "chain"
-
     def steps(self) -> tuple[Step, ...]:
         """The dependent steps, runs of equal ones joined."""
         once = 2 if self.operation == "all_reduce" else 1
@@ -128,6 +133,45 @@ class Phase:
     def num_steps(self) -> int:
         """Messages that must follow one another: what latency is multiplied with."""
         return sum(step.count for step in self.steps())
+
+    def transfers(self, shape: GridShape, segments: int = 1) -> tuple[Round, ...]:
+        """Every round in order, with the global ranks that send and receive; all lines of the axis go together.
+
+        segments: pieces in which a chain moves its part, each one hop behind the piece before it.
+        """
+        lines = ((*range(shape.world_size),),) if self.axis == WORLD else shape.lines(self.axis)
+        if self.leaders:
+            lines = tuple(line for line in lines if not any(shape.coordinates(line[0])[self.axis + 1 :]))
+        assert all(len(line) == self.size for line in lines), f"a phase over {self.size} ranks in grid {shape.text}"
+        return tuple(
+            Round(tuple((line[a], line[b]) for line in lines for a, b in one.pairs), one.share, one.count)
+            for one in self._line_rounds(segments)
+        )
+
+    def _line_rounds(self, segments: int) -> Iterator[Round]:
+        """The rounds along one line, whose ranks are named by their position."""
+        if self.pattern == "chain":
+            hops = [(position, position + 1) for position in range(self.size - 1)]
+            if self.operation == "reduce":
+                hops = [(target, source) for source, target in reversed(hops)]
+            for number in range(len(hops) + segments - 1):
+                moving = tuple(hop for index, hop in enumerate(hops) if 0 <= number - index < segments)
+                yield Round(moving, float(self.share) / segments)
+            return
+        everyone = range(self.size)
+        core, extra = halving_core(self.size)
+        inside = [*range(0, 2 * extra, 2), *range(2 * extra, self.size)]
+        steps = self.steps()
+        for index, step in enumerate(steps):
+            if self.pattern == "direct":
+                pairs = [(a, b) for a in everyone for b in everyone if a != b]
+            elif self.pattern != "halving":
+                pairs = [(a, (a + 1) % self.size) for a in everyone]
+            elif extra and index in (0, len(steps) - 1):
+                pairs = [(2 * pair + (index == 0), 2 * pair + (index > 0)) for pair in range(extra)]
+            else:
+                pairs = [(inside[place], inside[place ^ step.distance]) for place in range(core)]
+            yield Round(tuple(pairs), float(step.share), step.count)
 
     def sent_share(self, position: int | None = None) -> Fraction:
         """Part of the message that the rank at `position` of the axis sends; by default, the busiest."""
@@ -221,16 +265,6 @@ def num_steps(phase_list: Sequence[Phase]) -> int:
     return max(lanes)
 
 
-def bytes_sent_per_rank(phase_list: Sequence[Phase], message_bytes: int) -> float:
-    """Bytes sent for one message by the busiest rank of each phase, summed; rounding of uneven parts is left
-    out.
-
-    Where all ranks do the same (everything but `hierarchical` and odd `halving_doubling`) this is what each
-    rank sends.
-    """
-    return float(sum((phase.sent_share() for phase in phase_list), Fraction(0)) * message_bytes)
-
-
 def halving_core(size: int) -> tuple[int, int]:
     """(core, extra): the largest power of two not above `size`, and the ranks left over.
 
@@ -239,6 +273,46 @@ def halving_core(size: int) -> tuple[int, int]:
     """
     core = 1 << (size.bit_length() - 1)
     return core, size - core
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """Divisors around one phase: of a rank's contribution before it, of the result after it; 1 means none."""
+
+    before: float = 1
+    after: float = 1
+
+
+def divisions(phase_list: Sequence[Phase], *, half_precision: bool) -> tuple[Division, ...]:
+    """Divisors for each phase that together turn the sum over the world into the average.
+
+    In float32 and float64 the sum is divided once, at the end, by the rank that owns each element.
+
+    Float16 ends at 65504 and loses what is below 6e-8. Summing 4096 gradients first overflows; dividing each by 4096
+    first underflows. A torus offers a natural split: divide by X before the row phase and by Y before the column phase,
+    so no value on the wire is larger than the largest gradient, and none is divided by more than one axis at a time.
+    Algorithms that cross the world in one phase divide by about the square root of its size before and by the rest
+    after, as apex and FSDP do; they overflow when gradients exceed 65504 / sqrt(ranks), the torus never. Bfloat16 has
+    the range of float32 but takes the same path.
+    """
+    if half_precision:
+        return tuple(_split(phase) for phase in phase_list)
+    reducing = [phase for phase in phase_list if phase.reduces]
+    last_of_lane = {phase.lane: phase for phase in reducing}
+    size_of_lane = {lane: math.prod(phase.size for phase in reducing if phase.lane == lane) for lane in last_of_lane}
+    return tuple(
+        Division(after=size_of_lane[phase.lane]) if phase is last_of_lane.get(phase.lane) else Division()
+        for phase in phase_list
+    )
+
+
+def _split(phase: Phase) -> Division:
+    if not phase.reduces:
+        return Division()
+    if phase.axis != WORLD:
+        return Division(before=phase.size)
+    before = 2 ** round(math.log2(phase.size) / 2)  # a power of two divides without rounding
+    return Division(before, phase.size / before)
 
 
 def _halving_steps(size: int, share: Fraction) -> tuple[Step, ...]:

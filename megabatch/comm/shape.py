@@ -91,6 +91,16 @@ class GridShape:
         first = rank - self.coordinates(rank)[axis] * stride
         return tuple(range(first, first + self.sizes[axis] * stride, stride))
 
+    def lines(self, axis: int) -> tuple[tuple[int, ...], ...]:
+        """All lines along `axis`, that of the lowest rank first."""
+        stride = math.prod(self.sizes[axis + 1 :])
+        block = stride * self.sizes[axis]
+        return tuple(
+            tuple(range(first, first + block, stride))
+            for start in range(0, self.world_size, block)
+            for first in range(start, start + stride)
+        )
+
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.world_size:
             raise GridError(f"rank {rank} is outside grid {self.text}; ranks are 0 to {self.world_size - 1}")

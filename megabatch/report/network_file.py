@@ -1,16 +1,17 @@
 """A measured network as figures want it: from a calibration file, or from what `bench allreduce --json` printed.
 
-The one place where `report` reads files of `comm`: both formats are defined there, and both of its modules used here
-import no torch.
+The one place where `report` reads files of `comm`: both formats are defined there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from megabatch.comm.calibration import Calibration, calibration_from_text
-from megabatch.comm.drawing import modelled_phases, modelled_points
+from megabatch.comm.phases import ALGORITHMS, phases
+from megabatch.comm.price import all_reduce_seconds, phase_seconds
 from megabatch.errors import ConfigError, DataError
 from megabatch.report.figures.network import NetworkTimes
 from megabatch.report.run import Run
@@ -64,9 +65,38 @@ def _of_calibration(calibration: Calibration, message_bytes: int, source: str) -
         {"algorithm": p.algorithm, "message_bytes": p.message_bytes, "seconds": p.seconds} for p in calibration.points
     ]
     sizes = [point.message_bytes for point in calibration.points]
-    phases = modelled_phases(calibration, message_bytes) if message_bytes else {}
-    lines = modelled_points(calibration, _spaced(min(sizes), max(sizes))) if sizes else []
-    return NetworkTimes(tuple(measured), tuple(lines), phases, message_bytes, source)
+    if not calibration.axes:  # only whole all-reduces were measured
+        return NetworkTimes(tuple(measured), message_bytes=message_bytes, source=source)
+    by_phase = _modelled_phases(calibration, message_bytes) if message_bytes else {}
+    lines = _modelled_points(calibration, _spaced(min(sizes), max(sizes))) if sizes else []
+    return NetworkTimes(tuple(measured), tuple(lines), by_phase, message_bytes, source)
+
+
+def _modelled_points(calibration: Calibration, sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """What the measured links say every measured algorithm should take: lines to draw through the measured points."""
+    shape = calibration.shape
+    links = calibration.links(shape)
+    # The backend does as it sees fit: a line for it would be a guess.
+    algorithms = sorted({point.algorithm for point in calibration.points} & ALGORITHMS.keys() - {"backend"})
+    return [
+        {
+            "algorithm": name,
+            "message_bytes": size,
+            "seconds": all_reduce_seconds(phases(name, shape), shape, links, size),
+        }
+        for name in algorithms
+        for size in sizes
+    ]
+
+
+def _modelled_phases(calibration: Calibration, message_bytes: int) -> dict[str, list[float]]:
+    """Seconds of every phase of every algorithm for one message."""
+    shape = calibration.shape
+    links = calibration.links(shape)
+    return {
+        name: [phase_seconds(phase, shape, links, message_bytes) for phase in phases(name, shape)]
+        for name in ALGORITHMS
+    }
 
 
 def _spaced(low: int, high: int) -> list[int]:

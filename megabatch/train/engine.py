@@ -52,7 +52,7 @@ def train(
     planned = planned_samples(config, len(bench.train_source))
     environment = describe_environment(world, _hosts(world), grid, device)
     if world.is_main:  # who writes it
-        environment |= describe_gradients(bench.network, grid, bench.train_source.channels, config.data.image_size)
+        environment |= describe_gradients(bench.network, bench.train_source.channels, config.data.image_size)
 
     with ExitStack() as stack:
         if world.is_main:

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megabatch.comm.drawing import phases_as_data
 from megabatch.comm.shape import GridShape
 from megabatch.machine import usable_cores
 from megabatch.train.layers import layers_or_none
@@ -39,11 +38,11 @@ def describe_environment(world: World, hosts: list[str], grid: GridShape, device
     }
 
 
-def describe_gradients(network: torch.nn.Module, grid: GridShape, channels: int, image_size: int) -> dict[str, Any]:
-    """What travels in a step and by which roads: bytes, layers, and the phases of every algorithm on this grid."""
+def describe_gradients(network: torch.nn.Module, channels: int, image_size: int) -> dict[str, Any]:
+    """What travels in a step: bytes and layers."""
     num_bytes = sum(p.numel() * p.element_size() for p in network.parameters() if p.requires_grad)
     layers = layers_or_none(network, channels, image_size)
-    return {"gradient_bytes": num_bytes, "layers": layers, "phases": phases_as_data(grid)}
+    return {"gradient_bytes": num_bytes, "layers": layers}
 
 
 def _version(name: str) -> str | None:

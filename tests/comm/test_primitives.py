@@ -7,6 +7,7 @@ chain of messages it had to wait for: the longest chain is the number of depende
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -17,7 +18,7 @@ from megabatch.comm import primitives
 from megabatch.comm.allreduce import AllReducer
 from megabatch.comm.grid import ProcessGrid
 from megabatch.comm.link import ACTION_SHIFT, Link
-from megabatch.comm.phases import ALGORITHMS, num_lanes, num_steps, phases
+from megabatch.comm.phases import ALGORITHMS, Phase, num_lanes, num_steps, phases
 from megabatch.comm.primitives import own_chunk, split
 from megabatch.comm.shape import GridShape, parse_grid
 from tests.ranks import run_ranks
@@ -79,7 +80,40 @@ def test_counted_steps_and_bytes_are_those_of_the_phases(shape: str) -> None:
             wanted = [float(_sent_share(algorithm, grid, rank) * NUMEL * 4) for rank in range(grid.world_size)]
             assert sent == wanted, (algorithm, segment_bytes)
         whole = [counted[algorithm, 2**30] for counted in by_rank]
+        for rank, log in enumerate(whole):
+            assert _sends_by_lane(log, phase_list) == _planned_sends(phase_list, grid, rank), (algorithm, rank)
         assert _longest_chain(whole, num_lanes(phase_list)) == num_steps(phase_list), algorithm
+
+
+def _planned_sends(phase_list: Sequence[Phase], grid: GridShape, rank: int) -> list[list[list[tuple[int, int]]]]:
+    """For each lane and each round in which `rank` sends: the (target, bytes) of `Phase.transfers`."""
+    lanes: list[list[list[tuple[int, int]]]] = [[] for _ in range(num_lanes(phase_list))]
+    for phase in phase_list:
+        for one in phase.transfers(grid):
+            sends = sorted((b, round(one.share * NUMEL * 4)) for a, b in one.pairs if a == rank)
+            lanes[phase.lane] += [sends] * (one.count if sends else 0)
+    return lanes
+
+
+def _sends_by_lane(log: list[Event], phase_list: Sequence[Phase]) -> list[list[list[tuple[int, int]]]]:
+    """The same from what a rank really sent: a round is what it sends without waiting in between."""
+    lanes = num_lanes(phase_list)
+    actions = [phase.lane for phase in phase_list for _ in range(_num_primitives(phase))]
+    found: list[list[list[tuple[int, int]]]] = [[] for _ in range(lanes)]
+    last: dict[int, tuple[str, int]] = {}
+    for kind, other, tag, num_bytes in log:
+        action = tag >> ACTION_SHIFT & 63
+        lane = actions[action]
+        if kind == "send":
+            if last.get(lane) != ("send", action):
+                found[lane].append([])
+            found[lane][-1] = sorted([*found[lane][-1], (other, num_bytes)])
+        last[lane] = (kind, action)
+    return found
+
+
+def _num_primitives(phase: Phase) -> int:
+    return 2 if phase.operation == "all_reduce" and phase.pattern in ("ring", "direct") else 1
 
 
 def _sent_share(algorithm: str, grid: GridShape, rank: int) -> Fraction:

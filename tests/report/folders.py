@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from megabatch.comm.drawing import phases_as_data
 from megabatch.comm.shape import parse_grid
 
 CONFIG = """
@@ -85,7 +84,6 @@ def make_run(
         "launcher": "torchrun",
         "commit": "a" * 40,
         "gradient_bytes": 4 * 2**20,
-        "phases": phases_as_data(shape),
     }
     (folder / "environment.json").write_text(json.dumps(environment))
     lines = []
@@ -135,8 +133,6 @@ def make_hostile_run(folder: Path) -> Path:
         "hosts": [HOSTILE, None, 3, {"a": 1}],
         "versions": {HOSTILE: HOSTILE},
         "gradient_bytes": float("nan"),
-        "phases": {HOSTILE: [{"operation": HOSTILE}, {"operation": "all_reduce", "pattern": "ring", "axis": -1}]}
-        | {"torus": [{"operation": "all_reduce", "pattern": "ring", "axis": -1, "num_steps": 6, "name": HOSTILE}]},
     }
     (folder / "environment.json").write_text(json.dumps(environment))
     (folder / "summary.json").write_text('{"status": "finished", "top1": NaN, "training_seconds": 1e999, "wor')

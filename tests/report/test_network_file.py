@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -35,6 +36,14 @@ def test_a_calibration_gives_points_lines_and_times_of_phases(tmp_path: Path) ->
     assert lines[-1]["seconds"] == all_reduce_seconds(phases("torus", shape), shape, links, 2**20)
     assert sum(times.phase_seconds["torus"]) == pytest.approx(lines[-1]["seconds"])
     assert read_network(tmp_path / "c.json").phase_seconds == {}
+
+
+def test_without_measured_axes_nothing_is_modelled(tmp_path: Path) -> None:
+    write_calibration_file(tmp_path / "c.json", dataclasses.replace(CALIBRATION, axes=()))
+    times = read_network(tmp_path / "c.json", message_bytes=2**20)
+    assert len(times.measured) == 4
+    assert times.modelled == ()
+    assert times.phase_seconds == {}
 
 
 def test_what_the_bench_printed(tmp_path: Path) -> None:
