@@ -3,7 +3,7 @@ the time.
 
 Every contestant is a function that prepares all images once, in this thread, from encoded bytes in memory to uint8
 batches. `reference` has the shape of torchvision's training pipeline under torch's DataLoader. The other peers are
-given the crops, ready to use; DALI draws its own.
+given the crops, ready to use; DALI (`pip install nvidia-dali-cuda130 nvidia-nvimgcodec-cu13`) draws its own.
 """
 
 from __future__ import annotations

@@ -21,12 +21,12 @@ import psutil
 
 from megabatch.data.augment import Augmentation
 from megabatch.data.feeding import Feeding
-from megabatch.data.files import LocalFiles
 from megabatch.data.index import ShardIndex, cached_index
 from megabatch.data.loader import GhostLoader
 from megabatch.data.order import epoch_order
 from megabatch.data.shards import TarImages
 from megabatch.data.sources import open_source
+from megabatch.data.storage import LocalFiles
 from megabatch.schedule.batch import iterate_steps
 
 GHOST, IMAGES_PER_SHARD = 64, 1000

@@ -31,7 +31,8 @@ def data_get(
     debug: Debug = False,
 ) -> None:
     """Fetch a known small set, check it, and say where it is."""
-    from megabatch.data.known import default_cache, get_fashion_mnist
+    from megabatch.data.downloads import get_fashion_mnist
+    from megabatch.data.storage import default_cache
     from megabatch.errors import DataError, nearest
 
     if name != "fashion-mnist":

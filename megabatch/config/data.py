@@ -53,7 +53,7 @@ class DataConfig(Section):
     downscale: bool = False  # make images image_size wide once, by area averaging; for small sets
     prefetch_ghosts: PositiveInt = 4
     train_image_size: Scheduled | None = None  # pieces over epochs, rounded to multiples of 8; None: image_size
-    decoder: Literal["auto", "pillow", "opencv", "dali"] = "auto"  # auto and pillow give the same pixels
+    decoder: Literal["auto", "pillow", "opencv"] = "auto"  # auto and pillow give the same pixels
     reduce_jpeg: bool = False  # decode JPEG at 1/2, 1/4, 1/8 where the crop allows it: faster, other pixels
     loader_threads: Annotated[int, Field(ge=0, le=64)] = 0  # 0: cores of the host / workers on it
     loader_processes: Annotated[int, Field(ge=0, le=64)] = 0  # above 0: processes instead of threads

@@ -35,7 +35,7 @@ __all__ = [
     "resize_into",
 ]
 
-DecoderName = Literal["auto", "pillow", "opencv", "dali"]
+DecoderName = Literal["auto", "pillow", "opencv"]
 
 
 @dataclass(frozen=True)

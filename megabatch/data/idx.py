@@ -1,4 +1,4 @@
-"""Images and labels in idx files: MNIST, Fashion-MNIST and whatever else is kept that way.
+"""Images and labels in idx files: MNIST, Fashion-MNIST and whatever else is stored that way.
 
 The format (Yann LeCun's description of MNIST): two zero bytes, a type byte (8 for unsigned bytes), the number
 of dimensions, each dimension as a big-endian 32-bit number, then the values in C order. Files may be gzipped.
@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from megabatch.data import known
+from megabatch.data.downloads import find_fashion_mnist, path_of
 from megabatch.data.sources import ImageArray, Split, existing_folder
+from megabatch.data.storage import default_cache
 from megabatch.errors import DataError
 
 __all__ = ["open_fashion_mnist", "open_idx", "open_mnist", "read_idx"]
@@ -36,7 +37,7 @@ def open_mnist(path: Path, split: Split, *, num_classes: int | None = 10) -> Ima
 
 def open_fashion_mnist(path: Path | None, split: Split, *, num_classes: int | None = 10) -> ImageArray:
     """Fashion-MNIST from a folder, or from where it lies on this machine; nothing is downloaded here."""
-    folder = known.find_fashion_mnist(known.default_cache()) if path is None else existing_folder(path)
+    folder = find_fashion_mnist(default_cache()) if path is None else existing_folder(path)
     return _open(folder, split, f"fashion-mnist {split}", num_classes)
 
 
@@ -73,7 +74,6 @@ def _open(folder: Path, split: Split, name: str, num_classes: int | None) -> Ima
 
 
 def _find(folder: Path, name: str) -> Path:
-    for candidate in (folder / name, folder / f"{name}.gz"):
-        if candidate.is_file():
-            return candidate
+    if (path := path_of(folder, name)) is not None:
+        return path
     raise DataError(f"{folder} has neither {name} nor {name}.gz; give the folder that holds the four idx files")

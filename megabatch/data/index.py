@@ -1,12 +1,13 @@
-"""Where each image of a set of shards lies, found once and kept.
+"""Where each image of a set of shards lies, found once and cached.
 
-Kept beside the shards as `.megabatch-index.<split>.npz` by `megabatch data pack` and `verify`, otherwise in the
-user's cache folder. An index names each shard with its size and its date of change (remote: what the store has
+`megabatch data pack` leaves the index beside the shards as `.megabatch-index.<split>.npz`; otherwise it is cached in
+the user's cache folder. An index names each shard with its size and its date of change (remote: what the store has
 instead); when one of them differs, or the index cannot be read, it is made anew.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -19,13 +20,14 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from megabatch.data.files import FileStamp, host_lock, write_whole
-from megabatch.data.known import default_cache
-from megabatch.errors import DataError
+from megabatch.data.storage import FileStamp, default_cache
+from megabatch.errors import WriteError
+from megabatch.files import lock, write_atomically
 
-__all__ = ["ShardIndex", "cached_index", "index_beside", "parse_index", "read_index", "write_index"]
+__all__ = ["ShardIndex", "cached_index", "index_beside", "index_name", "parse_index", "read_index", "write_index"]
 
 FORMAT = 1
+LOCK_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -40,29 +42,34 @@ class ShardIndex:
 
 
 def cached_index(stamps: tuple[FileStamp, ...], place: str, split: str, make: Callable[[], ShardIndex]) -> ShardIndex:
-    """The index of the shards with these stamps: kept beside them, kept in the cache, or made and kept there.
+    """The index of the shards with these stamps: from beside them, from the cache, or made and cached.
 
-    `place` is the folder or address of the set. Of several workers on a host one makes the index, the others wait.
+    `place` is the folder or address of the set. Of several ranks on a host one makes the index, the others wait.
     """
-    if (kept := read_index(index_beside(Path(place), split), stamps)) is not None:
-        return kept
     digest = hashlib.sha256(json.dumps([place, split, [stamp.name for stamp in stamps]]).encode()).hexdigest()[:24]
     path = default_cache() / "index" / f"{digest}.npz"
-    if (kept := read_index(path, stamps)) is not None:
-        return kept
-    try:
-        with host_lock(path.with_suffix(".lock")):
-            if (kept := read_index(path, stamps)) is None:
-                kept = make()
-                write_index(path, kept)
-            return kept
-    except OSError:  # a cache folder that cannot be written costs time at the next start, no more
-        return make()
+    for candidate in (index_beside(Path(place), split), path):
+        if (index := read_index(candidate, stamps)) is not None:
+            return index
+    # A cache folder that cannot be written costs time at the next start, no more. Nor does a lock that cannot be had:
+    # the index is written atomically, the lock only saves making it twice.
+    with contextlib.suppress(OSError, WriteError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with lock(path.with_suffix(".lock"), LOCK_SECONDS):
+            index = read_index(path, stamps)
+            if index is None:
+                index = make()
+                write_index(path, index)
+    return make() if index is None else index
+
+
+def index_name(split: str) -> str:
+    return f".megabatch-index.{split}.npz"
 
 
 def index_beside(folder: Path, split: str) -> Path:
-    """Where the index of a split lies when it is kept with the shards."""
-    return (folder if folder.is_dir() else folder.parent) / f".megabatch-index.{split}.npz"
+    """Where the index of a split lies when it is beside the shards."""
+    return (folder if folder.is_dir() else folder.parent) / index_name(split)
 
 
 def write_index(path: Path, index: ShardIndex) -> None:
@@ -76,27 +83,28 @@ def write_index(path: Path, index: ShardIndex) -> None:
         lengths=index.lengths,
         labels=index.labels.astype(np.int32),
     )
-    write_whole(path, out.getvalue())
+    write_atomically(path, out.getvalue())
 
 
 def read_index(path: Path, stamps: tuple[FileStamp, ...]) -> ShardIndex | None:
-    """A kept index; None when there is none, when it is damaged, or when it is of other shards."""
+    """The index in a file; None when there is none, when it is damaged, or when it is of other shards."""
     try:
         with open(path, "rb") as file:
-            kept = parse_index(file)
+            index = parse_index(file)
     except OSError:
         return None
-    return kept if kept is not None and kept.stamps == stamps else None
+    return index if index is not None and index.stamps == stamps else None
 
 
 def parse_index(file: BinaryIO | io.BytesIO) -> ShardIndex | None:
     """What `write_index` wrote; None when it is damaged or of another format."""
     try:
-        with np.load(file, allow_pickle=False) as kept:
-            head = json.loads(kept["head"].tobytes())
+        with np.load(file, allow_pickle=False) as found:
+            head = json.loads(found["head"].tobytes())
             if head["format"] != FORMAT:
                 return None
-            known = tuple(FileStamp(*stamp) for stamp in head["stamps"])
-            return ShardIndex(known, kept["shards"], kept["offsets"], kept["lengths"], kept["labels"].astype(np.int64))
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, DataError):
+            stamps = tuple(FileStamp(*stamp) for stamp in head["stamps"])
+            labels = found["labels"].astype(np.int64)
+            return ShardIndex(stamps, found["shards"], found["offsets"], found["lengths"], labels)
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
         return None

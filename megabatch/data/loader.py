@@ -33,7 +33,6 @@ from megabatch.schedule.batch import Step, shard_range
 __all__ = ["Ghost", "GhostLoader"]
 
 SMALLEST_PIECE = 8
-MOST_DALI_IMAGES = 64
 CLOSE_SECONDS = 10.0
 
 
@@ -181,8 +180,6 @@ class GhostLoader:
         self._order_ahead(start)
         slot, images, labels = self._memory(count, size)
         piece = max(SMALLEST_PIECE, -(-count // self._num_lanes))
-        if self._feeding.decoding.decoder == "dali":
-            piece = min(piece, MOST_DALI_IMAGES)
         bounds = range(0, count, piece)
         ticket = _Ticket(start // count, idle, images, labels, len(bounds))
         self._items.put(ticket)
@@ -239,11 +236,6 @@ class GhostLoader:
     def _lane(self) -> Lane:
         feeding = self._feeding
         tolerant = feeding.broken.max_share > 0
-        if feeding.decoding.decoder == "dali":
-            from megabatch.data.dali import DaliLane
-
-            device_id = None if self._pin_for is None else self._pin_for.index
-            return DaliLane(self._source, tolerant, MOST_DALI_IMAGES, device_id)
         if not feeding.processes:
             return SameProcess(self._source, feeding.decoding, tolerant)
         assert self._slots is not None

@@ -15,10 +15,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from megabatch.data.files import write_whole
 from megabatch.data.sources import Source, Split
 from megabatch.data.verify import Findings
 from megabatch.errors import DataError
+from megabatch.files import write_json
 
 __all__ = ["check_manifest", "compare_checksums", "files_of", "manifest_path", "write_manifest"]
 
@@ -63,7 +63,7 @@ def write_manifest(kind: str, path: Path, split: Split, source: Source, findings
         "broken": [asdict(one) for one in findings.broken],
     }
     place = manifest_path(path, split)
-    write_whole(place, (json.dumps(table, indent=1, sort_keys=True) + "\n").encode())
+    write_json(place, table)
     return place
 
 

@@ -24,9 +24,9 @@ import numpy as np
 import PIL
 from numpy.typing import NDArray
 
-from megabatch.data.files import host_lock
 from megabatch.data.geometry import Box, FloatBox
-from megabatch.data.known import default_cache
+from megabatch.data.storage import default_cache
+from megabatch.files import lock
 
 __all__ = ["Native", "native", "why_not"]
 
@@ -156,7 +156,7 @@ def build(folder: Path) -> Path:
     if compiler is None:
         raise OSError("no C compiler (cc, gcc, clang) was found")
     folder.mkdir(parents=True, exist_ok=True)
-    with host_lock(folder / "lock", _BUILD_SECONDS):
+    with lock(folder / "lock", _BUILD_SECONDS):
         if not helper.exists():
             _compile(compiler, folder, helper)
     return helper

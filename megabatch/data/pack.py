@@ -23,14 +23,15 @@ from PIL import Image
 
 from megabatch.data.broken import Broken, BrokenLog
 from megabatch.data.decode import decode_image, resize
-from megabatch.data.files import LocalFiles, write_whole
 from megabatch.data.header import read_jpeg_header
 from megabatch.data.index import index_beside, write_index
 from megabatch.data.raw import write_raw_table
 from megabatch.data.shards import index_shards
 from megabatch.data.sources import Source, image_name
+from megabatch.data.storage import LocalFiles
 from megabatch.data.tar import BLOCK_BYTES, tar_header
 from megabatch.errors import DataError
+from megabatch.files import write_atomically, write_json
 from megabatch.machine import usable_cores
 
 __all__ = ["Packing", "pack"]
@@ -129,7 +130,7 @@ def _begin(source: Source, folder: Path, split: str, packing: Packing) -> None:
         return
     if strangers := sorted(folder.glob(f"{split}-*.{packing.to}")):
         raise DataError(f"{folder} already holds {strangers[0].name}; give an empty folder")
-    write_whole(path, (json.dumps(plan, indent=2, sort_keys=True) + "\n").encode())
+    write_json(path, plan)
 
 
 def _prepare(source: Source, index: int, packing: Packing) -> _Packed:
@@ -197,7 +198,7 @@ def _write_tar(path: Path, images: list[tuple[int, _Packed]], channels: int) -> 
             out.write(content)
             out.write(bytes(-len(content) % BLOCK_BYTES))
     out.write(bytes(2 * BLOCK_BYTES))
-    write_whole(path, out.getvalue())
+    write_atomically(path, out.getvalue())
 
 
 def _write_parquet(path: Path, images: list[tuple[int, _Packed]], channels: int) -> None:
@@ -210,13 +211,13 @@ def _write_parquet(path: Path, images: list[tuple[int, _Packed]], channels: int)
     table = pa.table({"image": pa.array(rows, type=kind), "label": labels})
     out = pa.BufferOutputStream()
     pq.write_table(table, out, row_group_size=ROWS_PER_GROUP, compression="none", use_dictionary=False)
-    write_whole(path, out.getvalue().to_pybytes())
+    write_atomically(path, out.getvalue().to_pybytes())
 
 
 def _write_raw(path: Path, images: list[tuple[int, _Packed]], channels: int) -> None:
     # The table first: a raw file that is there is complete.
     write_raw_table(path, [one.shape for _, one in images], [one.label for _, one in images], channels)
-    write_whole(path, b"".join(one.content for _, one in images))
+    write_atomically(path, b"".join(one.content for _, one in images))
 
 
 _WRITERS: dict[str, Callable[[Path, list[tuple[int, _Packed]], int], None]] = {

@@ -24,7 +24,6 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from megabatch.data.encoded import EncodedImages
-from megabatch.data.files import FileStamp, LocalFiles
 from megabatch.data.index import ShardIndex, cached_index
 from megabatch.data.sources import (
     MEMORY_LIMIT_BYTES,
@@ -34,6 +33,7 @@ from megabatch.data.sources import (
     existing_folder,
     in_memory,
 )
+from megabatch.data.storage import FileStamp, LocalFiles
 from megabatch.errors import DataError
 
 __all__ = ["ParquetImages", "choose_files", "open_parquet"]

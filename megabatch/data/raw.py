@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megabatch.data.files import write_whole
 from megabatch.data.sources import Source, Split, checked_labels, existing_folder
 from megabatch.errors import DataError
+from megabatch.files import write_atomically
 
 __all__ = ["RawImages", "open_raw", "raw_files", "write_raw_table"]
 
@@ -84,7 +84,7 @@ def write_raw_table(file: Path, shapes: list[tuple[int, int]], labels: list[int]
         offsets=np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64),
         labels=np.array(labels, dtype=np.int64),
     )
-    write_whole(file.with_suffix(".npz"), out.getvalue())
+    write_atomically(file.with_suffix(".npz"), out.getvalue())
 
 
 def _table(file: Path) -> dict[str, NDArray[Any]]:

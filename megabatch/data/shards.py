@@ -5,10 +5,16 @@ its label, a `.cls` file that holds an integer or a `.json` file with `label` or
 are passed over. A shard belongs to a split by a word of its name (`imagenet-train-000123.tar`); see `split_of_names`.
 Images are read from where they lie in the shard: no member ever becomes a file, so no member's name can point
 anywhere.
+
+Shards may lie in an object store or on a web server. Reading in random order wants a cache as large as the set: with a
+smaller one every image costs the fetching of a block, so then choose blocks of about an image's size. An index beside
+the shards (`megabatch data pack` leaves one there) saves reading all headers once.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -18,13 +24,22 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from megabatch.data.encoded import EncodedImages
-from megabatch.data.files import LocalFiles, Storage
-from megabatch.data.index import ShardIndex, cached_index
+from megabatch.data.index import ShardIndex, cached_index, index_name, parse_index
 from megabatch.data.sources import MEMORY_LIMIT_BYTES, Source, Split, checked_labels, existing_folder, in_memory
+from megabatch.data.storage import BLOCK_BYTES as REMOTE_BLOCK_BYTES
+from megabatch.data.storage import (
+    CACHE_LIMIT_BYTES,
+    BlockCache,
+    LocalFiles,
+    RemoteFiles,
+    Storage,
+    default_cache,
+    file_system,
+)
 from megabatch.data.tar import BLOCK_BYTES, Member, list_members
 from megabatch.errors import DataError
 
-__all__ = ["IMAGE_SUFFIXES", "TarImages", "index_shards", "open_tar", "split_of_names", "tar_files"]
+__all__ = ["IMAGE_SUFFIXES", "TarImages", "index_shards", "open_remote_tar", "open_tar", "split_of_names", "tar_files"]
 
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
 LABEL_SUFFIXES = ("cls", "json")
@@ -69,6 +84,42 @@ def open_tar(
     return in_memory(TarImages(f"{path.stem} {split}", storage, index, channels, num_classes), memory_limit_bytes)
 
 
+def open_remote_tar(
+    address: str,
+    split: Split,
+    *,
+    channels: int = 3,
+    num_classes: int | None = None,
+    memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
+    cache_folder: Path | None = None,
+    cache_limit_bytes: int = CACHE_LIMIT_BYTES,
+    block_bytes: int = REMOTE_BLOCK_BYTES,
+) -> Source:
+    """The images of the tar shards in a remote folder.
+
+    Raises:
+        ConfigError: no file system for such addresses is installed.
+        DataError: nothing there, or shards that are damaged.
+    """
+    protocol, _, folder = address.partition("://")
+    system = file_system(protocol)
+    try:
+        found = sorted(str(path) for path in system.ls(folder, detail=False) if str(path).endswith(".tar"))
+    except Exception as error:
+        raise DataError(
+            f"the data path {address} does not exist or cannot be listed: {error}; check the address"
+        ) from error
+    if not found:
+        raise DataError(f"{address} has no *.tar files; give the folder that holds the shards")
+    names = split_of_names([path.rpartition("/")[2] for path in found], split, address)
+    chosen = [path for path in found if path.rpartition("/")[2] in names]
+    cache = BlockCache(cache_folder or default_cache() / "blocks", cache_limit_bytes)
+    storage = RemoteFiles(protocol, chosen, cache, block_bytes)
+    index = cached_index(storage.stamps, address, split, lambda: _remote_index(storage, folder, split))
+    name = f"{folder.rstrip('/').rpartition('/')[2]} {split}"
+    return in_memory(TarImages(name, storage, index, channels, num_classes), memory_limit_bytes)
+
+
 def tar_files(path: Path, split: Split) -> list[Path]:
     """The shards of a split in a folder, sorted by name; or the one shard that was given."""
     files = [path] if path.is_file() else sorted(existing_folder(path).glob("*.tar"))
@@ -111,6 +162,16 @@ def index_shards(storage: Storage, threads: int = 4) -> ShardIndex:
         lengths=table[:, 1].astype(np.uint32),
         labels=table[:, 2].copy(),
     )
+
+
+def _remote_index(storage: RemoteFiles, folder: str, split: str) -> ShardIndex:
+    """The index that lies beside the shards, if it is of shards of these names and sizes; else one made here."""
+    with contextlib.suppress(Exception):
+        content = storage.system.cat_file(f"{folder.rstrip('/')}/{index_name(split)}")
+        beside = parse_index(io.BytesIO(content))
+        if beside is not None and [s[:2] for s in beside.stamps] == [s[:2] for s in storage.stamps]:
+            return ShardIndex(storage.stamps, beside.shards, beside.offsets, beside.lengths, beside.labels)
+    return index_shards(storage)
 
 
 def _samples(storage: Storage, file: int) -> list[tuple[int, int, int]]:

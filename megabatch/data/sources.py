@@ -224,7 +224,7 @@ def _opener(kind: str) -> Callable[..., Source]:
 
         return open_folder
     if kind == "remote tar":
-        from megabatch.data.remote import open_remote_tar
+        from megabatch.data.shards import open_remote_tar
 
         return open_remote_tar
     if kind == "tar":

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from megabatch.data.files import Storage
+from megabatch.data.storage import Storage
 from megabatch.errors import DataError
 
 __all__ = ["BLOCK_BYTES", "Member", "list_members", "tar_header"]

@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 from megabatch.config import Config
 from megabatch.data.broken import BrokenLog
-from megabatch.data.dali import check_dali
 from megabatch.data.decode import Decoding, check_decoder
 from megabatch.data.feeding import Feeding
 from megabatch.data.sources import ImageArray, Source
@@ -48,8 +47,6 @@ def feeding_of(config: Config, source: Source, local_size: int, broken_list: Pat
     """
     data = config.data
     check_decoder(data.decoder)
-    if data.decoder == "dali":
-        check_dali()
     threads = data.loader_threads or min(MOST_THREADS, cores_of_worker(local_size))
     return Feeding(
         threads=1 if isinstance(source, ImageArray) and not data.loader_threads else threads,

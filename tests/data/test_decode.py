@@ -218,7 +218,7 @@ def test_opencv_is_near(may_reduce: bool) -> None:
 
 def test_unknown_decoders_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     check_decoder("auto")
-    with pytest.raises(ConfigError, match=r"data.decoder is 'turbo'; it must be one of auto, pillow, opencv, dali"):
+    with pytest.raises(ConfigError, match=r"data.decoder is 'turbo'; it must be one of auto, pillow, opencv"):
         check_decoder("turbo")
     monkeypatch.setitem(__import__("sys").modules, "simplejpeg", None)
     with pytest.raises(ConfigError, match=r"'opencv' and .* is not installed; pip install 'megabatch\[opencv\]'"):

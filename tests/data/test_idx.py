@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megabatch.data import known
+from megabatch.data import downloads
 from megabatch.data.idx import open_fashion_mnist, open_idx, read_idx
 from megabatch.errors import DataError
 from tests.data.conftest import idx_bytes, make_idx
@@ -79,7 +79,7 @@ def test_label_count_mismatch(tmp_path: Path) -> None:
 
 
 def test_fashion_mnist_without_a_path_is_found_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known, "SYSTEM_FOLDER", tmp_path / "absent")
+    monkeypatch.setattr(downloads, "SYSTEM_FOLDER", tmp_path / "absent")
     monkeypatch.setenv("MEGABATCH_DATA", str(tmp_path))
     with pytest.raises(DataError, match="fetch it with `megabatch data get fashion-mnist`"):
         open_fashion_mnist(None, "train")

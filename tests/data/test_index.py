@@ -5,9 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megabatch.data.files import FileStamp
 from megabatch.data.index import ShardIndex, cached_index, index_beside, read_index, write_index
-from megabatch.data.known import default_cache
+from megabatch.data.storage import FileStamp, default_cache
 
 STAMPS = (FileStamp("a.tar", 10, "1"), FileStamp("b.tar", 20, "2"))
 

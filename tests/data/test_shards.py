@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from megabatch.data import shards
-from megabatch.data.files import LocalFiles
 from megabatch.data.shards import index_shards, open_tar, split_of_names
 from megabatch.data.sources import Source, image_name
+from megabatch.data.storage import LocalFiles
 from megabatch.errors import DataError
 from tests.data.conftest import png_bytes, random_images, write_tar
 

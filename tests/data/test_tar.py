@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from megabatch.data.files import LocalFiles
+from megabatch.data.storage import LocalFiles
 from megabatch.data.tar import Member, list_members, tar_header
 from megabatch.errors import DataError
 

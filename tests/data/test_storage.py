@@ -1,10 +1,12 @@
-"""Against fsspec's file system in memory, which behaves like an object store."""
+"""Files on this machine, and files in an object store behind a cache."""
 
 from __future__ import annotations
 
 import os
+import pickle
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,76 @@ import fsspec
 import numpy as np
 import pytest
 
+from megabatch.data import storage as module
 from megabatch.data.pack import Packing, pack
-from megabatch.data.remote import BlockCache, RemoteFiles, is_remote, open_remote_tar
+from megabatch.data.shards import open_remote_tar
 from megabatch.data.sources import open_source
+from megabatch.data.storage import BlockCache, LocalFiles, RemoteFiles, is_remote
 from megabatch.errors import ConfigError, DataError
 from tests.data.conftest import MANY_SIZES, ImageSet, make_tar
+
+
+def three(folder: Path) -> tuple[list[Path], list[bytes]]:
+    contents = [os.urandom(1000 + i) for i in range(3)]
+    paths = [folder / f"{i}.bin" for i in range(3)]
+    for path, content in zip(paths, contents, strict=True):
+        path.write_bytes(content)
+    return paths, contents
+
+
+@pytest.mark.parametrize("most_open", [0, 1, 512])
+def test_ranges_from_many_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_open: int) -> None:
+    monkeypatch.setattr(module, "MAX_OPEN_FILES", most_open)
+    paths, contents = three(tmp_path)
+    storage = LocalFiles(paths)
+    ranges = [(i % 3, i * 7 % 900, 1 + i % 90) for i in range(300)]
+    with ThreadPoolExecutor(4) as pool:
+        for (file, start, count), got in zip(ranges, pool.map(lambda r: storage.read_at(*r), ranges), strict=True):
+            assert got == contents[file][start : start + count]
+    assert storage.read_at(1, 990, 100) == contents[1][990:]
+    assert storage.place(2) == str(paths[2])
+    assert [stamp.num_bytes for stamp in storage.stamps] == [1000, 1001, 1002]
+    assert len(storage._open) <= most_open
+
+
+def test_descriptors_are_given_back(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    storage = LocalFiles(three(tmp_path)[0])
+    for file in range(3):
+        storage.read_at(file, 0, 1)
+    assert len(os.listdir("/proc/self/fd")) == before + 3
+    del storage
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_it_can_be_sent_while_open(tmp_path: Path) -> None:
+    paths, contents = three(tmp_path)
+    storage = LocalFiles(paths)
+    storage.read_at(0, 0, 1)
+    arrived = pickle.loads(pickle.dumps(storage))
+    assert arrived.read_at(0, 5, 10) == contents[0][5:15]
+    assert arrived.stamps == storage.stamps
+
+
+def test_a_stamp_changes_with_size_or_date(tmp_path: Path) -> None:
+    paths, _ = three(tmp_path)
+    first = LocalFiles(paths).stamps
+    os.utime(paths[1], ns=(1, 1))
+    second = LocalFiles(paths).stamps
+    assert [a == b for a, b in zip(first, second, strict=True)] == [True, False, True]
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"cannot read .*gone.bin: No such file"):
+        LocalFiles([tmp_path / "gone.bin"])
+    paths, _ = three(tmp_path)
+    storage = LocalFiles(paths)
+    paths[0].unlink()
+    with pytest.raises(DataError, match=r"cannot read .*0.bin: No such file.*; restore it"):
+        storage.read_at(0, 0, 1)
+
+
+# --- remote: fsspec's file system in memory behaves like an object store ---
 
 
 @pytest.fixture
@@ -80,8 +147,8 @@ def test_a_small_cache_still_gives_all_images(tmp_path: Path, given: ImageSet) -
     for _ in range(2):
         for index, expected in enumerate(given.images["train"]):
             np.testing.assert_array_equal(source.read(index), expected)
-    kept = sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*") if path.is_file())
-    assert kept <= 2048 + 512
+    cached = sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*") if path.is_file())
+    assert cached <= 2048 + 512
 
 
 def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path: Path, given: ImageSet) -> None:
@@ -109,12 +176,12 @@ def test_the_index_beside_the_shards_is_used(
     store.rm("/bucket", recursive=True)
     upload(store, tmp_path / "packed")
     with monkeypatch.context() as patch:
-        patch.setattr("megabatch.data.remote.index_shards", lambda storage: pytest.fail("headers were read"))
+        patch.setattr("megabatch.data.shards.index_shards", lambda storage: pytest.fail("headers were read"))
         source = opened(tmp_path)
     np.testing.assert_array_equal(source.read(9), local.read(9))
 
 
-def test_mistakes(tmp_path: Path, store: Any) -> None:
+def test_remote_mistakes(tmp_path: Path, store: Any) -> None:
     with pytest.raises(DataError, match="does not exist or cannot be listed"):
         open_remote_tar("memory://nowhere/x", "train")
     store.pipe_file("/bucket/empty/readme.txt", b"")

@@ -11,15 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megabatch.data import known
+from megabatch.data import downloads
+from megabatch.data.downloads import find_fashion_mnist, get_fashion_mnist
 from megabatch.data.idx import open_fashion_mnist
-from megabatch.data.known import default_cache, find_fashion_mnist, get_fashion_mnist
+from megabatch.data.storage import default_cache
 from megabatch.errors import DataError
 from tests.data.conftest import idx_bytes
 
 FILES = {
     name: idx_bytes(np.full((2, 2, 2) if "images" in name else (2,), number, dtype=np.uint8))
-    for number, name in enumerate(known.FASHION_MNIST_SHA256)
+    for number, name in enumerate(downloads.FASHION_MNIST_SHA256)
 }
 NAMES = sorted(FILES)
 
@@ -28,9 +29,9 @@ NAMES = sorted(FILES)
 def _sealed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A world with other checksums, without the installed package, without tools and without a network."""
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in FILES.items()}
-    monkeypatch.setattr(known, "FASHION_MNIST_SHA256", sums)
-    monkeypatch.setattr(known, "SYSTEM_FOLDER", tmp_path / "system" / "fashion-mnist")
-    monkeypatch.setattr(known, "OFFICIAL_URLS", ())
+    monkeypatch.setattr(downloads, "FASHION_MNIST_SHA256", sums)
+    monkeypatch.setattr(downloads, "SYSTEM_FOLDER", tmp_path / "system" / "fashion-mnist")
+    monkeypatch.setattr(downloads, "OFFICIAL_URLS", ())
     (tmp_path / "tools").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "tools"))
 
@@ -54,7 +55,7 @@ def add_debian(tmp_path: Path, files: dict[str, bytes]) -> None:
     """A package manager whose package holds these files."""
     fill(tmp_path / "package", files)
     add_tool(tmp_path, "apt-get", 'case "$*" in *"download dataset-fashion-mnist") touch some.deb;; *) exit 9;; esac')
-    inside = "/".join(known.SYSTEM_FOLDER.parts[1:])
+    inside = "/".join(downloads.SYSTEM_FOLDER.parts[1:])
     add_tool(tmp_path, "dpkg-deb", f'[ "$1" = -x ] && mkdir -p "$3/{inside}" && cp {tmp_path}/package/* "$3/{inside}"')
 
 
@@ -76,7 +77,7 @@ def test_default_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize("zipped", [True, False])
 def test_the_cache_comes_first_and_nothing_is_fetched(tmp_path: Path, zipped: bool) -> None:
     fill(tmp_path / "cache" / "fashion-mnist", FILES, zipped)
-    fill(known.SYSTEM_FOLDER, FILES)
+    fill(downloads.SYSTEM_FOLDER, FILES)
     lines: list[str] = []
     assert get_fashion_mnist(tmp_path / "cache", progress=lines.append) == tmp_path / "cache" / "fashion-mnist"
     assert find_fashion_mnist(tmp_path / "cache") == tmp_path / "cache" / "fashion-mnist"
@@ -84,9 +85,9 @@ def test_the_cache_comes_first_and_nothing_is_fetched(tmp_path: Path, zipped: bo
 
 
 def test_the_installed_package_is_used_where_it_lies(tmp_path: Path) -> None:
-    fill(known.SYSTEM_FOLDER, FILES)
-    assert get_fashion_mnist(tmp_path / "cache") == known.SYSTEM_FOLDER
-    assert find_fashion_mnist(tmp_path / "cache") == known.SYSTEM_FOLDER
+    fill(downloads.SYSTEM_FOLDER, FILES)
+    assert get_fashion_mnist(tmp_path / "cache") == downloads.SYSTEM_FOLDER
+    assert find_fashion_mnist(tmp_path / "cache") == downloads.SYSTEM_FOLDER
     assert not (tmp_path / "cache").exists()
 
 
@@ -124,7 +125,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         thread.start()
         for variable in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
             monkeypatch.delenv(variable, raising=False)
-        monkeypatch.setattr(known, "OFFICIAL_URLS", (f"http://127.0.0.1:{server.server_port}",))
+        monkeypatch.setattr(downloads, "OFFICIAL_URLS", (f"http://127.0.0.1:{server.server_port}",))
         yield folder
         server.shutdown()
         thread.join(timeout=10)
@@ -143,7 +144,7 @@ def test_wrong_content_is_never_stored(tmp_path: Path, site: Path) -> None:
     with pytest.raises(DataError) as raised:
         get_fashion_mnist(tmp_path / "cache")
     assert f"Debian package dataset-fashion-mnist: {NAMES[1]} has a wrong checksum" in str(raised.value)
-    assert f"{known.OFFICIAL_URLS[0]}: {NAMES[2]} has a wrong checksum" in str(raised.value)
+    assert f"{downloads.OFFICIAL_URLS[0]}: {NAMES[2]} has a wrong checksum" in str(raised.value)
     assert not (tmp_path / "cache").exists()
 
 
@@ -159,17 +160,17 @@ def test_damaged_and_missing_downloads(tmp_path: Path, site: Path) -> None:
 
 def test_endless_downloads_are_cut(tmp_path: Path, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(site, FILES)
-    monkeypatch.setattr(known, "LARGEST_FILE_BYTES", 10)
+    monkeypatch.setattr(downloads, "LARGEST_FILE_BYTES", 10)
     with pytest.raises(DataError, match="more than 10 bytes"):
         get_fashion_mnist(tmp_path / "cache")
-    monkeypatch.setattr(known, "LARGEST_FILE_BYTES", 2**20)
-    monkeypatch.setattr(known, "DOWNLOAD_TIMEOUT_SECONDS", -1.0)
+    monkeypatch.setattr(downloads, "LARGEST_FILE_BYTES", 2**20)
+    monkeypatch.setattr(downloads, "DOWNLOAD_TIMEOUT_SECONDS", -1.0)
     with pytest.raises(DataError, match="not finished within"):
         get_fashion_mnist(tmp_path / "cache")
 
 
 def test_every_failure_is_listed_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known, "OFFICIAL_URLS", ("http://127.0.0.1:9/nobody-listens",))
+    monkeypatch.setattr(downloads, "OFFICIAL_URLS", ("http://127.0.0.1:9/nobody-listens",))
     with pytest.raises(DataError) as raised:
         get_fashion_mnist(tmp_path / "cache")
     message = str(raised.value)
@@ -177,7 +178,7 @@ def test_every_failure_is_listed_in_one_line(tmp_path: Path, monkeypatch: pytest
     first = next(iter(FILES))
     for part in (
         f"{tmp_path / 'cache' / 'fashion-mnist'}: {first} is not there",
-        f"{known.SYSTEM_FOLDER}: {first} is not there",
+        f"{downloads.SYSTEM_FOLDER}: {first} is not there",
         "Debian package dataset-fashion-mnist: apt-get is not on this machine",
         "nobody-listens: ",
         "or use generated images",
@@ -198,7 +199,7 @@ def test_every_failure_is_listed_in_one_line(tmp_path: Path, monkeypatch: pytest
 def test_reasons_of_the_package_manager(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, reason: str
 ) -> None:
-    monkeypatch.setattr(known, "PACKAGE_TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr(downloads, "PACKAGE_TIMEOUT_SECONDS", 0.3)
     add_tool(tmp_path, "apt-get", script)
     with pytest.raises(DataError, match=reason):
         get_fashion_mnist(tmp_path / "cache")

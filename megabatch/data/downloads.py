@@ -20,9 +20,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from megabatch.errors import DataError
+from megabatch.errors import DataError, WriteError
+from megabatch.files import write_atomically
 
-__all__ = ["default_cache", "find_fashion_mnist", "get_fashion_mnist"]
+__all__ = ["find_fashion_mnist", "get_fashion_mnist", "path_of"]
 
 # SHA-256 of the uncompressed files. Debian's package carries the publisher's deflate streams behind another
 # gzip header (no name, another time), so its .gz files do not match the published MD5 sums (8d4fb7e6...,
@@ -54,19 +55,11 @@ class _UnavailableError(Exception):
     """One way to get the files failed; the message says why."""
 
 
-def default_cache() -> Path:
-    """$MEGABATCH_DATA, else $XDG_CACHE_HOME/megabatch, else ~/.cache/megabatch: where sets are kept."""
-    if chosen := os.environ.get("MEGABATCH_DATA"):
-        return Path(chosen).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "megabatch"
-
-
 def find_fashion_mnist(cache: Path) -> Path:
     """The folder on this machine that has the four files (not verified); DataError when there is none."""
     folders = (cache / "fashion-mnist", SYSTEM_FOLDER)
     for folder in folders:
-        if all(_path_of(folder, name) for name in FASHION_MNIST_SHA256):
+        if all(path_of(folder, name) for name in FASHION_MNIST_SHA256):
             return folder
     raise DataError(
         f"fashion-mnist is neither in {folders[0]} nor in {folders[1]}; "
@@ -108,7 +101,8 @@ def get_fashion_mnist(cache: Path, *, progress: Callable[[str], None] | None = N
     )
 
 
-def _path_of(folder: Path, name: str) -> Path | None:
+def path_of(folder: Path, name: str) -> Path | None:
+    """The file of that name, or its gzipped form; None when the folder has neither."""
     return next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None)
 
 
@@ -116,7 +110,7 @@ def _read_verified(folder: Path) -> Files:
     """The four files of a folder, uncompressed, their checksums right."""
     files = {}
     for name in FASHION_MNIST_SHA256:
-        path = _path_of(folder, name)
+        path = path_of(folder, name)
         if path is None:
             raise _UnavailableError(f"{name} is not there")
         try:
@@ -141,18 +135,12 @@ def _verified(name: str, content: bytes, *, gzipped: bool) -> bytes:
 
 
 def _store(folder: Path, files: Files) -> None:
-    """Writes every file beside its place and renames it there, so that no reader meets half a file."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
-            with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{name}.", delete=False) as beside:
-                beside.write(content)
-            os.chmod(beside.name, 0o644)
-            os.replace(beside.name, folder / name)
-    except OSError as error:
-        raise DataError(
-            f"cannot write into {folder}: {error.strerror or error}; set MEGABATCH_DATA to another folder"
-        ) from error
+            write_atomically(folder / name, content)
+    except (OSError, WriteError) as error:
+        raise DataError(f"cannot write into {folder}: {error}; set MEGABATCH_DATA to another folder") from error
 
 
 def _from_debian() -> Files:
