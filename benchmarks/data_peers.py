@@ -27,8 +27,8 @@ from megabatch.data.augment import Augmentation, resized_crop_box
 from megabatch.data.decode import Decoding
 from megabatch.data.encoded import EncodedImages
 from megabatch.data.feeding import Feeding
-from megabatch.data.keyed import keyed_uniforms
 from megabatch.data.loader import GhostLoader
+from megabatch.data.randomness import keyed_uniforms
 from megabatch.data.sources import Source
 from megabatch.schedule.batch import iterate_steps
 

@@ -23,7 +23,7 @@ from megabatch.data.augment import Augmentation
 from megabatch.data.feeding import Feeding
 from megabatch.data.index import ShardIndex, cached_index
 from megabatch.data.loader import GhostLoader
-from megabatch.data.order import epoch_order
+from megabatch.data.randomness import epoch_order
 from megabatch.data.shards import TarImages
 from megabatch.data.sources import open_source
 from megabatch.data.storage import LocalFiles

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import megabatch
-from megabatch.data.order import stream
+from megabatch.data.randomness import stream
 
 NUM_IMAGES, GHOST_BATCH, SEED = 500, 16, 0
 

@@ -13,12 +13,11 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from megabatch.data.alter import alter
-from megabatch.data.augment import Augmentation, pad_crop_flip, resized_crop_box
+from megabatch.data.augment import Augmentation, distort, pad_crop_flip, resized_crop_box
 from megabatch.data.broken import MAX_NEIGHBOURS, Broken, Report
 from megabatch.data.decode import EXACT, Decoding, crop_resized, resize, resize_into
-from megabatch.data.geometry import Box
-from megabatch.data.keyed import keyed_uniforms
+from megabatch.data.jpeg import Box
+from megabatch.data.randomness import keyed_uniforms
 from megabatch.data.sources import ImageArray, Source, image_name
 from megabatch.errors import DataError
 
@@ -69,8 +68,8 @@ def fill_training(
         padding = augmentation.padding if augmentation.crop == "pad" else 0
         if padding or augmentation.flip:
             images[:] = pad_crop_flip(images, padding, augmentation.flip, uniforms)
-    if augmentation.alters:
-        alter(images, augmentation, uniforms[:, augmentation.num_crop_draws :])
+    if augmentation.distorts:
+        distort(images, augmentation, uniforms[:, augmentation.num_crop_draws :])
 
 
 def assemble_training(

@@ -1,7 +1,13 @@
-"""Random crops and flips of training images: what is drawn, and what the draws mean.
+"""Random changes of training images: crops, flips, colour, angle and noise. All of it is a pure function of the draws.
 
 Resized crops follow Szegedy et al. 2015, "Going deeper with convolutions", section 6: a share of the area and an
 aspect ratio, drawn until the crop fits.
+
+Colour, angle and noise come after the crop: the list of Mikami 2018, section 4 (rotation, brightness, contrast, noise),
+and saturation as in the usual colour jitter. For a pixel x = (r, g, b), with factors drawn for each image: brightness
+multiplies x; contrast blends with the image's mean grey; saturation blends with the pixel's own grey (ITU-R 601-2). The
+three are one affine map of the pixel, rounded and cut to 0 .. 255 once. Then the image is turned about its centre,
+corners black, and noise is added.
 """
 
 from __future__ import annotations
@@ -11,22 +17,29 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
-from megabatch.data.geometry import Box
+from megabatch.data.jpeg import Box
+from megabatch.data.randomness import splitmix64
 from megabatch.errors import ConfigError
 
 __all__ = [
-    "ALTER_DRAWS",
     "CROP_TRIES",
+    "DISTORT_DRAWS",
     "Augmentation",
-    "flip_where",
+    "distort",
     "pad_crop_flip",
     "resized_crop_box",
 ]
 
 CROP_TRIES = 10
 DRAWS_PER_TRY = 4  # area, aspect, top, left
-ALTER_DRAWS = 5  # brightness, contrast, saturation, angle, key of the noise
+DISTORT_DRAWS = 5  # brightness, contrast, saturation, angle, key of the noise
+
+LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
+_BYTES_PER_NORMAL = 4
+_NORMAL_MEAN = _BYTES_PER_NORMAL * 127.5
+_NORMAL_STD = (_BYTES_PER_NORMAL * (256**2 - 1) / 12) ** 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +93,7 @@ class Augmentation:
             )
 
     @property
-    def alters(self) -> bool:
+    def distorts(self) -> bool:
         """Whether colours, angle or noise are changed after the crop."""
         return bool(self.brightness or self.contrast or self.saturation or self.rotation_degrees or self.noise_std)
 
@@ -91,8 +104,8 @@ class Augmentation:
 
     @property
     def num_draws(self) -> int:
-        """Random numbers one image needs: flip, crop, then the changes of `megabatch.data.alter`."""
-        return self.num_crop_draws + (ALTER_DRAWS if self.alters else 0)
+        """Random numbers one image needs: flip, crop, then colour, angle and noise."""
+        return self.num_crop_draws + (DISTORT_DRAWS if self.distorts else 0)
 
 
 def pad_crop_flip(
@@ -112,13 +125,9 @@ def pad_crop_flip(
         offsets = (uniforms[:, 1:3] * (2 * padding + 1)).astype(np.int64)
         moved = _cut_windows(canvas, height, width, tops=offsets[:, 0], lefts=offsets[:, 1])
     if flip:
-        flip_where(moved, uniforms[:, 0] < 0.5)
+        chosen = uniforms[:, 0] < 0.5
+        moved[chosen] = moved[chosen, :, ::-1]
     return moved
-
-
-def flip_where(images: NDArray[np.uint8], chosen: NDArray[np.bool_]) -> None:
-    """Mirrors the chosen images of [n, height, width, channels] left to right, in place."""
-    images[chosen] = images[chosen, :, ::-1]
 
 
 def resized_crop_box(height: int, width: int, policy: Augmentation, uniforms: NDArray[np.float64]) -> Box:
@@ -147,6 +156,56 @@ def resized_crop_box(height: int, width: int, policy: Augmentation, uniforms: ND
     box_height = min(height, max(1, round(width / policy.aspect_min)))
     left, top = (width - box_width) // 2, (height - box_height) // 2
     return left, top, left + box_width, top + box_height
+
+
+def distort(images: NDArray[np.uint8], policy: Augmentation, uniforms: NDArray[np.float64]) -> None:
+    """Changes the images, [n, height, width, channels], in place.
+
+    Columns of `uniforms`, [n, DISTORT_DRAWS]: brightness, contrast, saturation, angle, key of the noise.
+    """
+    assert uniforms.shape[1] == DISTORT_DRAWS
+    for image, draws in zip(images, uniforms, strict=True):
+        brightness, contrast, saturation = (
+            1.0 + strength * (2.0 * float(draw) - 1.0)
+            for strength, draw in zip((policy.brightness, policy.contrast, policy.saturation), draws, strict=False)
+        )
+        if policy.brightness or policy.contrast or policy.saturation:
+            image[:] = _recoloured(image, brightness, contrast, saturation)
+        if policy.rotation_degrees:
+            image[:] = _turned(image, policy.rotation_degrees * (2.0 * float(draws[3]) - 1.0))
+        if policy.noise_std:
+            noisy = image + _normals(image.size, float(draws[4])).reshape(image.shape) * np.float32(policy.noise_std)
+            image[:] = np.clip(np.rint(noisy), 0, 255)
+
+
+def _recoloured(image: NDArray[np.uint8], brightness: float, contrast: float, saturation: float) -> NDArray[np.float32]:
+    # Number by number, not as a matrix product: those are rounded differently by different libraries.
+    changed = image.astype(np.float32)
+    grey = changed
+    if image.shape[2] == 3:
+        red, green, blue = (changed[..., [c]] * LUMA[c] for c in range(3))
+        grey = red + green + blue
+    mean_grey = float(grey.mean(dtype=np.float64))
+    if saturation != 1.0 and image.shape[2] == 3:
+        changed *= np.float32(saturation)
+        changed += np.float32(1.0 - saturation) * grey
+    changed *= np.float32(brightness * contrast)
+    changed += np.float32((1.0 - contrast) * brightness * mean_grey)
+    clipped: NDArray[np.float32] = np.clip(np.rint(changed, out=changed), 0, 255, out=changed)
+    return clipped
+
+
+def _turned(image: NDArray[np.uint8], degrees: float) -> NDArray[np.uint8]:
+    pil = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
+    return np.asarray(pil.rotate(degrees, Image.Resampling.BILINEAR)).reshape(image.shape)
+
+
+def _normals(count: int, key: float) -> NDArray[np.float32]:
+    """Numbers of mean 0 and variance 1, nearly normal: sums of four random bytes."""
+    words = splitmix64(int(key * 2**53), -(-count * _BYTES_PER_NORMAL // 8))
+    sums = words.view(np.uint8).reshape(-1, _BYTES_PER_NORMAL)[:count].sum(axis=1, dtype=np.float32)
+    normals: NDArray[np.float32] = (sums - np.float32(_NORMAL_MEAN)) / np.float32(_NORMAL_STD)
+    return normals
 
 
 def _cut_windows(

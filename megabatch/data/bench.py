@@ -16,13 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megabatch.data.alter import alter
 from megabatch.data.assemble import Job, fit
-from megabatch.data.augment import Augmentation, pad_crop_flip, resized_crop_box
+from megabatch.data.augment import Augmentation, distort, pad_crop_flip, resized_crop_box
 from megabatch.data.decode import Decoding, crop_resized, decode_image, resize_into
-from megabatch.data.geometry import Box
-from megabatch.data.keyed import keyed_uniforms
+from megabatch.data.jpeg import Box
 from megabatch.data.native import native, why_not
+from megabatch.data.randomness import keyed_uniforms
 from megabatch.data.sources import Source
 
 __all__ = ["Speed", "measure_speed"]
@@ -107,8 +106,8 @@ def _one_round(source: Source, job: Job, images: NDArray[np.uint8], decoding: De
     start = time.thread_time()
     if policy.crop == "pad":
         images[:] = pad_crop_flip(images, policy.padding, policy.flip, uniforms)
-    if policy.alters:
-        alter(images, policy, uniforms[:, policy.num_crop_draws :])
+    if policy.distorts:
+        distort(images, policy, uniforms[:, policy.num_crop_draws :])
     end = time.thread_time()
     seconds["augment"] = end - start
     seconds["collate"] = end - began - seconds["read"] - seconds["decode"] - seconds["augment"]

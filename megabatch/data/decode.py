@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from megabatch.data.geometry import Box, reduction_for
-from megabatch.data.header import JpegHeader, read_jpeg_header
+from megabatch.data.jpeg import Box, JpegHeader, read_jpeg_header, reduction_for
 from megabatch.data.native import native
 from megabatch.errors import ConfigError, DataError
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megabatch.data.keyed import keyed_bits, keyed_uniforms
+from megabatch.data.randomness import keyed_bits, keyed_uniforms
 from megabatch.data.sources import MEMORY_LIMIT_BYTES, ImageArray, Source, Split, checked_labels
 from megabatch.errors import ConfigError
 

@@ -25,7 +25,7 @@ from megabatch.data.broken import Broken
 from megabatch.data.child import views
 from megabatch.data.feeding import Feeding
 from megabatch.data.lanes import Lane, LaneTask, OwnProcess, SameProcess
-from megabatch.data.order import epoch_order, stream
+from megabatch.data.randomness import epoch_order, stream
 from megabatch.data.slots import Slots
 from megabatch.data.sources import Source
 from megabatch.schedule.batch import Step, shard_range

@@ -24,7 +24,7 @@ import numpy as np
 import PIL
 from numpy.typing import NDArray
 
-from megabatch.data.geometry import Box, FloatBox
+from megabatch.data.jpeg import Box, FloatBox
 from megabatch.data.storage import default_cache
 from megabatch.files import lock
 

@@ -23,8 +23,8 @@ from PIL import Image
 
 from megabatch.data.broken import Broken, BrokenLog
 from megabatch.data.decode import decode_image, resize
-from megabatch.data.header import read_jpeg_header
 from megabatch.data.index import index_beside, write_index
+from megabatch.data.jpeg import read_jpeg_header
 from megabatch.data.raw import write_raw_table
 from megabatch.data.shards import index_shards
 from megabatch.data.sources import Source, image_name

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from megabatch.config import Config
 from megabatch.data.assemble import assemble_training
 from megabatch.data.augment import Augmentation
-from megabatch.data.order import stream
+from megabatch.data.randomness import stream
 from megabatch.data.sources import Source
 from megabatch.model.norm import exact_statistics
 from megabatch.schedule.batch import shard_range

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from megabatch.data.assemble import assemble_training
-from megabatch.data.order import stream
+from megabatch.data.randomness import stream
 from megabatch.model.norm import exact_statistics
 from megabatch.schedule.batch import shard_range
 from megabatch.schedule.clock import Clock

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from megabatch.data.geometry import Box
+from megabatch.data.jpeg import Box
 
 ORIENTATION = 0x0112
 

@@ -12,7 +12,7 @@ from PIL import Image
 from megabatch.data.assemble import assemble_evaluation, assemble_training, fit
 from megabatch.data.augment import Augmentation, pad_crop_flip, resized_crop_box
 from megabatch.data.decode import resize
-from megabatch.data.keyed import keyed_uniforms
+from megabatch.data.randomness import keyed_uniforms
 from megabatch.data.sources import ImageArray, Source, open_source
 from megabatch.errors import DataError
 from tests.data.conftest import MANY_SIZES, ImageSet, make_folder, make_parquet, random_images

@@ -11,7 +11,7 @@ from PIL import Image, ImageOps
 
 from megabatch.data import decode
 from megabatch.data.decode import Decoding, check_decoder, crop_resized, decode_image, resize
-from megabatch.data.geometry import Box
+from megabatch.data.jpeg import Box
 from megabatch.errors import ConfigError, DataError
 from tests.data.conftest import png_bytes
 from tests.data.images import encoded, photograph, random_box, reference, turned

@@ -22,7 +22,7 @@ from megabatch.data.augment import Augmentation
 from megabatch.data.broken import BrokenLog
 from megabatch.data.feeding import Feeding
 from megabatch.data.loader import Ghost, GhostLoader
-from megabatch.data.order import stream
+from megabatch.data.randomness import stream
 from megabatch.data.sources import ImageArray, Source, open_source
 from megabatch.errors import DataError
 from megabatch.schedule.batch import Step, iterate_steps, parse_stages

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from megabatch.data import native as module
-from megabatch.data.geometry import reduction_for
+from megabatch.data.jpeg import reduction_for
 from megabatch.data.native import Native, build, find_libjpeg, native, why_not
 from tests.data.images import encoded, photograph, random_box, reference
 

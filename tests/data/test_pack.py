@@ -10,7 +10,7 @@ import pytest
 
 from megabatch.data import pack as module
 from megabatch.data.encoded import HasBytes
-from megabatch.data.header import read_jpeg_header
+from megabatch.data.jpeg import read_jpeg_header
 from megabatch.data.pack import Format, Packing, pack
 from megabatch.data.sources import ImageArray, Source, open_source
 from megabatch.errors import DataError

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from megabatch.data.order import stream
+from megabatch.data.randomness import stream
 from megabatch.errors import ConfigError
 from megabatch.schedule.batch import BatchStages, count_steps, iterate_steps, parse_stages, shard_range
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from megabatch.data.assemble import assemble_training
 from megabatch.data.augment import Augmentation
-from megabatch.data.order import stream
+from megabatch.data.randomness import stream
 from megabatch.data.sources import ImageArray
 from megabatch.errors import DataError
 from megabatch.train.ensemble import average_weights, re_estimate_statistics

@@ -1,12 +1,15 @@
-"""Random numbers keyed by (seed, epoch, sample) and by nothing else.
+"""The order of training images and the random numbers of each: pure functions of (seed, epoch, sample).
 
-They are counter-based: four nested SplitMix64 streams (Steele, Lea and Flood 2014, "Fast splittable
-pseudorandom number generators"). With `out(s, k)` the k-th output, k = 0, 1, ..., of SplitMix64 started at s:
+Each epoch's order sorts the images by 64-bit Philox keys. Only Philox's raw output is used, which numpy keeps
+stable for ever, whereas the streams behind `permutation` and `shuffle` may change between its versions.
+
+The random numbers of a sample are counter-based: four nested SplitMix64 streams (Steele, Lea and Flood 2014, "Fast
+splittable pseudorandom number generators"). With `out(s, k)` output k = 0, 1, ... of SplitMix64 started at s:
 
     bits(seed, epoch, sample, draw) = out(out(out(out(seed, 0), epoch), sample), draw)
 
 Every output can be computed alone, by 64-bit integer arithmetic only, so a sample gets the same draws in
-any batch, on any worker, on any platform and with any version of numpy.
+any batch, on any rank, on any platform and with any version of numpy.
 """
 
 from __future__ import annotations
@@ -16,13 +19,37 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["hashed", "keyed_bits", "keyed_uniforms"]
+__all__ = ["epoch_order", "keyed_bits", "keyed_uniforms", "splitmix64", "stream"]
 
 _MASK = (1 << 64) - 1
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
 _ONE, _SHIFT_11, _SHIFT_27, _SHIFT_30, _SHIFT_31 = (np.uint64(k) for k in (1, 11, 27, 30, 31))
+
+
+@lru_cache(maxsize=2)
+def epoch_order(seed: int, epoch: int, num_samples: int) -> NDArray[np.int64]:
+    """The order of all images in one epoch, as a permutation of 0 .. num_samples - 1 (read-only)."""
+    keys = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)).random_raw(num_samples)
+    # A stable sort makes the order well defined even if two keys are equal.
+    order = np.argsort(keys, kind="stable").astype(np.int64, copy=False)
+    order.flags.writeable = False
+    return order
+
+
+def stream(seed: int, num_samples: int, start: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Images `start` to `start + count` of all epochs laid end to end, as (epoch, sample) for each of them."""
+    epochs = np.empty(count, dtype=np.int64)
+    samples = np.empty(count, dtype=np.int64)
+    done = 0
+    while done < count:
+        epoch, position = divmod(start + done, num_samples)
+        take = min(count - done, num_samples - position)
+        epochs[done : done + take] = epoch
+        samples[done : done + take] = epoch_order(seed, epoch, num_samples)[position : position + take]
+        done += take
+    return epochs, samples
 
 
 def keyed_bits(
@@ -47,7 +74,7 @@ def keyed_uniforms(
     return np.multiply(bits, 2.0**-53, dtype=np.float64)
 
 
-def hashed(key: int, count: int) -> NDArray[np.uint64]:
+def splitmix64(key: int, count: int) -> NDArray[np.uint64]:
     """The first `count` outputs of SplitMix64 started at the key, in little-endian byte order."""
     state = np.array([key], dtype=np.uint64)
     return _outputs(state, np.arange(count, dtype=np.uint64)).astype("<u8", copy=False)

@@ -1,10 +1,19 @@
-"""What a JPEG file says about itself before its pixels: size, components, orientation - without decoding anything."""
+"""What a JPEG says about itself before its pixels, and how much of it a decoder may leave out.
+
+Size, components and orientation are read without decoding anything. A decoder that is told the wanted box may reduce
+the image by 2, 4 or 8 while it decodes.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["JpegHeader", "read_jpeg_header"]
+__all__ = ["Box", "FloatBox", "JpegHeader", "Reduction", "read_jpeg_header", "reduction_for"]
+
+Box = tuple[int, int, int, int]  # left, top, right, bottom, in pixels, as Pillow has it
+FloatBox = tuple[float, float, float, float]
+
+DENOMINATORS = (8, 4, 2)
 
 _FRAMES = frozenset({0xC0, 0xC1, 0xC2})  # baseline, extended, progressive; the rest is not for libjpeg as we use it
 _OTHER_FRAMES = frozenset(range(0xC3, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -50,6 +59,38 @@ def read_jpeg_header(encoded: bytes) -> JpegHeader | None:
             upright = upright and _leaves_upright(encoded[at + 4 : at + 2 + length])
         at += 2 + length
     return None
+
+
+class Reduction(NamedTuple):
+    """A box in an image that is decoded at 1 / denominator of its size.
+
+    `region` holds the whole pixels of the reduced image that the box touches, `box` is the box within that region.
+    """
+
+    denominator: int
+    region: Box
+    box: FloatBox
+
+
+def reduction_for(box: Box, height: int, width: int, may_reduce: bool = True) -> Reduction:
+    """The strongest reduction by 2, 4 or 8 that leaves the box at least as large as the wanted height x width.
+
+    JPEG decoders reduce while they decode: the inverse transform of a block gives 4x4, 2x2 or 1 pixel instead of 8x8.
+    """
+    left, top, right, bottom = box
+    denominator = 1
+    if may_reduce:
+        fitting = (d for d in DENOMINATORS if (right - left) >= d * width and (bottom - top) >= d * height)
+        denominator = next(fitting, 1)
+    first_column, first_row = left // denominator, top // denominator
+    region = (first_column, first_row, -(-right // denominator), -(-bottom // denominator))
+    within = (
+        left / denominator - first_column,
+        top / denominator - first_row,
+        right / denominator - first_column,
+        bottom / denominator - first_row,
+    )
+    return Reduction(denominator, region, within)
 
 
 def _leaves_upright(note: bytes) -> bool:

@@ -1,3 +1,5 @@
+"""What a JPEG says about itself, and how far it may be reduced."""
+
 from __future__ import annotations
 
 import io
@@ -6,7 +8,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from megabatch.data.header import JpegHeader, read_jpeg_header
+from megabatch.data.jpeg import Box, JpegHeader, Reduction, read_jpeg_header, reduction_for
 from tests.data.images import encoded, photograph, turned
 
 PIXELS = photograph(21, 34)
@@ -107,3 +109,22 @@ def test_it_agrees_with_pillow_about_size() -> None:
         header = read_jpeg_header(content)
         assert header is not None
         assert (header.width, header.height) == Image.open(io.BytesIO(content)).size
+
+
+@pytest.mark.parametrize(
+    ("box", "wanted", "expected"),
+    [
+        ((10, 20, 110, 90), (50, 64), Reduction(1, (10, 20, 110, 90), (0.0, 0.0, 100.0, 70.0))),
+        ((10, 20, 138, 120), (50, 64), Reduction(2, (5, 10, 69, 60), (0.0, 0.0, 64.0, 50.0))),
+        ((11, 21, 139, 121), (50, 64), Reduction(2, (5, 10, 70, 61), (0.5, 0.5, 64.5, 50.5))),
+        ((3, 0, 1003, 1000), (100, 100), Reduction(8, (0, 0, 126, 125), (0.375, 0.0, 125.375, 125.0))),
+        ((0, 0, 400, 100), (100, 100), Reduction(1, (0, 0, 400, 100), (0.0, 0.0, 400.0, 100.0))),
+        ((0, 0, 400, 799), (100, 100), Reduction(4, (0, 0, 100, 200), (0.0, 0.0, 100.0, 199.75))),
+    ],
+)
+def test_reductions(box: Box, wanted: tuple[int, int], expected: Reduction) -> None:
+    assert reduction_for(box, *wanted) == expected
+    left, top, right, bottom = box
+    assert reduction_for(box, *wanted, may_reduce=False) == Reduction(
+        1, box, (0.0, 0.0, float(right - left), float(bottom - top))
+    )
