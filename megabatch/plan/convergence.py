@@ -106,19 +106,15 @@ class ConvergenceLaw:
             done += (next_start - start) / here.epochs
         return Epochs(end, max(deviations), tuple(warnings))
 
-    def stretched(self, stages: BatchStages, epochs: float) -> BatchStages:
-        """Stages made for a run of so many epochs, at the same parts of the way to the target.
-
-        As `megabatch train --epochs` stretches them: rates and batches that change together still do.
-        """
+    def whole(self, stages: BatchStages, epochs: float) -> float:
+        """Epochs to the target when stages made for a run of `epochs` are stretched to just that length."""
         parts = [start / epochs for start in stages.from_epochs]
         lengths = [end - start for start, end in zip(parts, [*parts[1:], 1.0], strict=True)]
-        whole = 1 / sum(
+        return 1 / sum(
             length / self.at(global_batch_size).epochs
             for length, global_batch_size in zip(lengths, stages.global_batch_sizes, strict=True)
             if length > 0
         )
-        return BatchStages(tuple(round(part * whole, 3) for part in parts), stages.global_batch_sizes)
 
 
 def mlperf_law() -> ConvergenceLaw:

@@ -61,9 +61,8 @@ def what_would_help(
         binding, what = _WORDS[knob]
         found.append(Help(what, 1 - then / now, binding))
     if law is not None:
-        doubled = BatchStages(
-            workload.stages.from_epochs, tuple(2 * total for total in workload.stages.global_batch_sizes)
-        )
+        now_stages = workload.stages_over(chosen.epochs.middle)
+        doubled = BatchStages(now_stages.from_epochs, tuple(2 * total for total in now_stages.global_batch_sizes))
         then = expected_seconds(cluster, workload.with_batch(doubled), chosen.candidate, law, fit)
         found.append(Help("twice the total batch", 1 - then / now, "total batch"))
         spared = 1 - law.floor_epochs / chosen.epochs.middle

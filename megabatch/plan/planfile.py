@@ -39,6 +39,7 @@ class PlannedRun:
 
     overrides: those of the user, then the planner's, so that the planner's win. scale, epochs: None where the recipe is
     taken as it is, and in files of versions that did not write them (`knows_scale` tells the two apart).
+    stages: the total batch, and the epochs of the run that it is written for; None in files of older versions.
     """
 
     recipe: str
@@ -50,13 +51,13 @@ class PlannedRun:
     scale: str | None = None
     epochs: float | None = None
     knows_scale: bool = False
+    stages: tuple[int | str, float] | None = None
 
 
 def plan_as_data(
     result: PlanResult,
     cluster: str,
     workload: Workload,
-    stages_text: str,
     *,
     overrides: Sequence[str] = (),
     scale: str | None = None,
@@ -67,7 +68,7 @@ def plan_as_data(
     overrides, scale, epochs: as the user typed them after `megabatch plan`. Epochs to a target are taken from the
     prediction and rounded up to three digits.
     """
-    chosen = result.chosen
+    chosen, load = result.chosen, result.load
     bucket = chosen.candidate.bucket_mb
     assumed = workload.epochs
     if not math.isclose(chosen.epochs.middle, workload.epochs):  # those to a target
@@ -75,7 +76,7 @@ def plan_as_data(
     settings: dict[str, Any] = {
         "comm.algorithm": chosen.candidate.algorithm,
         "comm.bucket_mb": bucket if math.isfinite(bucket) else workload.bucket_mb_of_all,
-        _BATCH: int(stages_text) if stages_text.isdigit() else stages_text,
+        _BATCH: load.stages_over(assumed).text,
         "train.epochs": assumed,
         "train.ghost_batch_size": chosen.ghost_batch_size,
     }
@@ -90,6 +91,8 @@ def plan_as_data(
         "epochs": epochs,
         "overrides": list(overrides),
         "settings": settings,
+        # The stages as they were before they were stretched, for a run over yet another length.
+        "stages": {_BATCH: load.stages.text, "train.epochs": assumed if load.fixed_stages else load.epochs},
         "prediction": prediction_as_data(chosen),
         "candidates": [prediction_as_data(one) for one in result.candidates],
         "front": [result.candidates.index(one) for one in result.front],
@@ -151,7 +154,7 @@ def read_plan(path: str | Path) -> PlannedRun:
         typed = content.get("overrides", [])
         if not isinstance(typed, list) or not all(isinstance(one, str) for one in typed):
             raise ValueError("overrides")
-        scale, epochs = content.get("scale"), content.get("epochs")
+        scale, epochs, stages = content.get("scale"), content.get("epochs"), content.get("stages")
         return PlannedRun(
             str(content["recipe"]),
             int(content["workers"]),
@@ -162,6 +165,7 @@ def read_plan(path: str | Path) -> PlannedRun:
             None if scale is None else str(scale),
             None if epochs is None else float(epochs),
             "scale" in content,
+            stages and (stages[_BATCH], float(stages["train.epochs"])),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"plan '{path}' is damaged ({error}); write it anew with `megabatch plan --output`") from None
@@ -216,18 +220,11 @@ def follow(
 
 def _over_other_epochs(planned: PlannedRun, epochs: float) -> PlannedRun:
     """The plan over as many epochs as were typed, its batch stages compressed or stretched alike."""
-    last = {one.partition("=")[0].strip(): one.partition("=")[2] for one in planned.overrides}
-    kept = [one for one in planned.overrides if one.partition("=")[0].strip() not in ("train.epochs", _BATCH)]
-    if _BATCH in last:
-        text = json.loads(last[_BATCH])  # the planner wrote it last
-        if isinstance(text, str) and "train.epochs" in last:
-            factor = epochs / float(last["train.epochs"])
-            stages = parse_stages(text)
-            starts = [start * factor for start in stages.from_epochs]
-            text = " ".join(
-                f"{start!r}:{total}" for start, total in zip(starts, stages.global_batch_sizes, strict=True)
-            )
-        kept.append(f"{_BATCH}={json.dumps(text)}")
+    left_out = ("train.epochs", _BATCH) if planned.stages else ("train.epochs",)
+    kept = [one for one in planned.overrides if one.partition("=")[0].strip() not in left_out]
+    if planned.stages:
+        text, made_for = planned.stages
+        kept.append(f"{_BATCH}={json.dumps(parse_stages(text).stretched(epochs / made_for).text)}")
     return dataclasses.replace(planned, overrides=tuple(kept), epochs=epochs)
 
 

@@ -45,12 +45,12 @@ class Goal:
 class PlanResult:
     """The candidates worth showing, fastest first; those of `front` are on the Pareto front.
 
-    stages: the total batch of the choice. binding: what would save most if it were better. left_out: numbers of
-    workers, or batches, that were asked for and cannot be, each with its reason.
+    load: the workload at the total batch of the choice. binding: what would save most if it were better. left_out:
+    numbers of workers, or batches, that were asked for and cannot be, each with its reason.
     """
 
     chosen: Prediction
-    stages: BatchStages
+    load: Workload
     candidates: tuple[Prediction, ...]
     front: tuple[Prediction, ...]
     helps: tuple[Help, ...]
@@ -86,8 +86,6 @@ def plan(
         ConfigError: nothing fits, with the reason of the last refusal; or the goal cannot be met, with the nearest.
     """
     space = space or Space()
-    if law is not None and not batches and math.isfinite(law.for_stages(workload.stages).epochs):
-        workload = workload.with_batch(law.stretched(workload.stages, workload.epochs))
     found: list[tuple[Prediction, Workload]] = []
     considered = 0
     left_out: dict[str, str] = {}
@@ -126,7 +124,7 @@ def plan(
     served = {f"{one.candidate.workers:,} workers" for one in predictions}
     return PlanResult(
         chosen,
-        load.stages,
+        load,
         tuple(predictions),
         tuple(_front(predictions)),
         tuple(helps),

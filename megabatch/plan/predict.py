@@ -76,7 +76,7 @@ def predict(
     """
     cluster.check_holds(candidate.workers)
     candidate.grid.check_fits(candidate.workers)
-    epochs = law.for_stages(workload.stages) if law else Epochs(workload.epochs, 0.0)
+    epochs = _epochs(workload, law)
     counts = _counts(workload, epochs.epochs)
     steps = {batch: step_time(cluster, workload, candidate, batch, fit) for batch, _ in counts}
     main_batch = max(counts, key=lambda count: count[1])[0]
@@ -118,7 +118,7 @@ def predict(
     one_step = interval(step.seconds, deviation)
     return Prediction(
         candidate=candidate,
-        batch=str(workload.stages),
+        batch=str(workload.stages_over(epochs.epochs)),
         step=one_step,
         step_parts=step.parts,
         communication_seconds=step.communication_seconds,
@@ -148,7 +148,7 @@ def expected_seconds(
     fit: StepFit | None = None,
 ) -> float:
     """The middle of the total alone, for comparing many candidates."""
-    epochs = law.for_stages(workload.stages).epochs if law else workload.epochs
+    epochs = _epochs(workload, law).epochs
     counts = _counts(workload, epochs)
     steps = {batch: step_time(cluster, workload, candidate, batch, fit) for batch, _ in counts}
     return sum(_time_parts(cluster, workload, candidate, epochs, counts, steps).values())
@@ -169,6 +169,14 @@ def failure_seconds(cluster: Cluster, num_nodes: int, run_seconds: float) -> flo
     length = min(every, run_seconds)
     writes = write * max(0.0, math.ceil(run_seconds / every) - 1)
     return writes + run_seconds / between * (length / 2 + restart)
+
+
+def _epochs(workload: Workload, law: ConvergenceLaw | None) -> Epochs:
+    """Epochs to the target of the law, without one the recipe's own."""
+    if law is None:
+        return Epochs(workload.epochs, 0.0)
+    length = workload.epochs if workload.fixed_stages else law.whole(workload.stages, workload.epochs)
+    return law.for_stages(workload.stages_over(length))
 
 
 def _counts(workload: Workload, epochs: float) -> list[tuple[int, int]]:

@@ -73,7 +73,6 @@ def answer(request: PlanRequest) -> None:
         result,
         cluster.name,
         workload,
-        _stages_text(result.stages),
         overrides=request.overrides,
         scale=request.scale,
         epochs=request.epochs,
@@ -189,12 +188,3 @@ def _law(request: PlanRequest, workload: Workload) -> ConvergenceLaw | None:
             f"trains {workload.model} on {workload.num_train:,}; give your own runs with --study, or leave --target out"
         )
     return mlperf_law()
-
-
-def _stages_text(stages: BatchStages) -> str:
-    """As `train.global_batch_size` is written."""
-    if len(stages.global_batch_sizes) == 1:
-        return str(stages.global_batch_sizes[0])
-    return " ".join(
-        f"{start:g}:{total}" for start, total in zip(stages.from_epochs, stages.global_batch_sizes, strict=True)
-    )

@@ -179,8 +179,7 @@ def loads_near(
     if len(own.global_batch_sizes) > 1:
         factor = global_batch_size / own.global_batch_sizes[0]
         totals = tuple(max(1, round(factor * total / ghost)) * ghost for total in own.global_batch_sizes)
-        shape = BatchStages(own.from_epochs, totals)
-        found.append(workload.with_batch(law.stretched(shape, law.for_stages(own).epochs)))
+        found.append(workload.with_batch(BatchStages(own.from_epochs, totals), fixed=False))
     least, most = law.batches
     return [
         load

@@ -82,7 +82,7 @@ def _print_reservations(out: Console, result: PlanResult, evidence: Evidence, wo
     """What widens the interval, what else to know, and what counts as free because nobody said."""
     for text in result.chosen.warnings:
         _print_note(out, "wider interval", text)
-    if result.stages.global_batch_sizes != workload.stages.global_batch_sizes:
+    if result.load.stages.global_batch_sizes != workload.stages.global_batch_sizes:
         _print_note(out, "note", f"the recipe's rates are for {workload.stages}: another batch needs its own")
     for text in result.chosen.notes:
         _print_note(out, "note", text)

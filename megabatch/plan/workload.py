@@ -59,7 +59,11 @@ class Branch:
 
 @dataclass(frozen=True)
 class Workload:
-    """One recipe. `bytes_per_parameter` on the wire; `work` is multiply-adds of one image (0: not known)."""
+    """One recipe. `bytes_per_parameter` on the wire; `work` is multiply-adds of one image (0: not known).
+
+    stages: as they lie in a run of `epochs`, and stretched with it where a run is longer or shorter; `fixed_stages`
+    stay where they are.
+    """
 
     name: str
     model: str
@@ -77,6 +81,7 @@ class Workload:
     branches: tuple[Branch, ...] = ()
     image_size: int = 224
     max_steps: int = 0
+    fixed_stages: bool = False
     notes: tuple[str, ...] = ()
 
     @property
@@ -92,32 +97,37 @@ class Workload:
     @property
     def global_batch_sizes(self) -> tuple[int, ...]:
         """Every total batch of the trunk and its branches, rising."""
-        return tuple(sorted({*self.stages.global_batch_sizes, *(self._total(branch, 1.0) for branch in self.branches)}))
+        of_branches = (self._total(branch, self.epochs) for branch in self.branches)
+        return tuple(sorted({*self.stages.global_batch_sizes, *of_branches}))
 
-    def with_batch(self, stages: BatchStages, ghost_batch_size: int | None = None) -> Workload:
-        """The same recipe at another total batch."""
-        return dataclasses.replace(self, stages=stages, ghost_batch_size=ghost_batch_size or self.ghost_batch_size)
+    def with_batch(self, stages: BatchStages, ghost_batch_size: int | None = None, *, fixed: bool = True) -> Workload:
+        """The same recipe at another total batch, whose stages lie where they are given unless they are not `fixed`."""
+        ghost = ghost_batch_size or self.ghost_batch_size
+        return dataclasses.replace(self, stages=stages, ghost_batch_size=ghost, fixed_stages=fixed)
+
+    def stages_over(self, epochs: float) -> BatchStages:
+        """The stages of a run of so many epochs: where `megabatch train --epochs` puts them."""
+        return self.stages if self.fixed_stages else self.stages.stretched(epochs / self.epochs)
 
     def steps_by_stage(self, epochs: float) -> list[tuple[int, int]]:
         """(total batch, steps) of each stage and then of each branch, for a trunk of so many epochs."""
-        counts, before = [], 0
-        for index in range(1, len(self.stages.global_batch_sizes) + 1):
-            head = BatchStages(self.stages.from_epochs[:index], self.stages.global_batch_sizes[:index])
-            last = index == len(self.stages.global_batch_sizes)
-            end = epochs if last else min(epochs, self.stages.from_epochs[index])
+        counts, before, stages = [], 0, self.stages_over(epochs)
+        ends = [*(min(epochs, start) for start in stages.from_epochs[1:]), epochs]
+        for index, (global_batch_size, end) in enumerate(zip(stages.global_batch_sizes, ends, strict=True), start=1):
+            head = BatchStages(stages.from_epochs[:index], stages.global_batch_sizes[:index])
             total = count_steps(head, self.ghost_batch_size, self.num_train, max(0, round(end * self.num_train)))
-            counts.append((self.stages.global_batch_sizes[index - 1], max(0, total - before)))
+            counts.append((global_batch_size, max(0, total - before)))
             before = max(before, total)
         stretched = epochs / self.epochs  # as `megabatch train --epochs` does
         for branch in self.branches:
-            global_batch_size = self._total(branch, stretched)
+            global_batch_size = self._total(branch, epochs)
             samples = round(branch.epochs * stretched * self.num_train)
             alone = BatchStages((0.0,), (global_batch_size,))
             counts.append((global_batch_size, count_steps(alone, self.ghost_batch_size, self.num_train, samples)))
         return _at_most(counts, self.max_steps)
 
-    def _total(self, branch: Branch, stretched: float) -> int:
-        return branch.global_batch_size or self.stages.at(branch.at_epoch * stretched)
+    def _total(self, branch: Branch, epochs: float) -> int:
+        return branch.global_batch_size or self.stages_over(epochs).at(branch.at_epoch * (epochs / self.epochs))
 
 
 def _at_most(counts: list[tuple[int, int]], limit: int) -> list[tuple[int, int]]:

@@ -27,9 +27,9 @@ from megabatch.config.section import PositiveInt, Section
 from megabatch.errors import ConfigError, nearest
 from megabatch.recipes.overrides import apply_override
 from megabatch.recipes.validate import validate
-from megabatch.schedule.batch import count_steps, parse_stages
+from megabatch.schedule.batch import BatchStages, count_steps, parse_stages
 
-__all__ = ["Profile", "at_scale", "over_epochs", "profile_names", "read_profile", "scaling_lines"]
+__all__ = ["Profile", "at_scale", "over_epochs", "profile_names", "read_profile", "scaling_lines", "stretched"]
 
 SCALES = Path(__file__).parent / "scales"
 _INTERVALS = ("evaluate_every_epochs", "every_epochs")  # for those who watch; no part of the method
@@ -100,7 +100,7 @@ def at_scale(config: Config, profile: Profile) -> Config:
             return value
         stages = parse_stages(value)
         totals = [max(1, round(total * factor / ghost)) * ghost for total in stages.global_batch_sizes]
-        return _stages_text(stages.from_epochs, totals)
+        return BatchStages(stages.from_epochs, tuple(totals)).text
 
     table = _mapped(config.model_dump(mode="json", exclude_none=True), scale)
     table["data"] = dict(profile.data)
@@ -120,19 +120,23 @@ def over_epochs(config: Config, epochs: float) -> Config:
     """
     if not 0 < epochs < math.inf:
         raise ConfigError(f"--epochs {epochs:g} cannot be used; give a number above 0")
-    factor = epochs / config.train.epochs
+    table = stretched(config.model_dump(mode="json", exclude_none=True), epochs / config.train.epochs)
+    table["train"]["epochs"] = epochs  # exactly
+    return validate(table, source=f"the recipe over {epochs:g} epochs")
+
+
+def stretched(table: dict[str, Any], factor: float) -> dict[str, Any]:
+    """Settings with every epoch times `factor`: rates, momentum, weight decay, stages, collapses, resets."""
 
     def stretch(key: str, value: Any) -> Any:
         if key.endswith("global_batch_size") and isinstance(value, str):
-            stages = parse_stages(value)
-            return _stages_text([start * factor for start in stages.from_epochs], stages.global_batch_sizes)
+            return parse_stages(value).stretched(factor).text
         if not (key.endswith(("_epoch", "_epochs")) or key == "epochs") or key in _INTERVALS or isinstance(value, bool):
             return value
         return [one * factor for one in value] if isinstance(value, list) else value * factor
 
-    table = _mapped(config.model_dump(mode="json", exclude_none=True), stretch)
-    table["train"]["epochs"] = epochs  # exactly
-    return validate(table, source=f"the recipe over {epochs:g} epochs")
+    changed: dict[str, Any] = _mapped(table, stretch)
+    return changed
 
 
 def scaling_lines(published: Config, scaled: Config) -> list[str]:
@@ -155,17 +159,6 @@ def scaling_lines(published: Config, scaled: Config) -> list[str]:
     if scaled.optimizer.lr_factor != 1:
         lines.append(f"rates          times {scaled.optimizer.lr_factor:g}")
     return lines
-
-
-def _stages_text(from_epochs: Any, global_batch_sizes: Any) -> int | str:
-    if len(global_batch_sizes) == 1:
-        return int(global_batch_sizes[0])
-    # repr, because a rounded epoch may lie a step after the schedules that change with the stage.
-    return " ".join(f"{_short(start)}:{total}" for start, total in zip(from_epochs, global_batch_sizes, strict=True))
-
-
-def _short(number: float) -> str:
-    return f"{number:g}" if float(f"{number:g}") == number else repr(number)
 
 
 def _mapped(table: Any, change: Callable[[str, Any], Any], key: str = "") -> Any:

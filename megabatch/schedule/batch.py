@@ -45,11 +45,31 @@ class BatchStages:
         """The total batch of a step that starts at this epoch."""
         return self.global_batch_sizes[bisect_right(self.from_epochs, epoch) - 1]
 
+    @property
+    def text(self) -> int | str:
+        """As `train.global_batch_size` is written: `parse_stages` reads back the very same stages."""
+        if len(self.global_batch_sizes) == 1:
+            return self.global_batch_sizes[0]
+        return " ".join(f"{_exact(a)}:{b}" for a, b in zip(self.from_epochs, self.global_batch_sizes, strict=True))
+
+    def stretched(self, factor: float) -> BatchStages:
+        """The same stages in a run `factor` times as long.
+
+        It is the multiplication by which `recipes.scale.stretched` moves every other epoch of a recipe. So what
+        changes together still does, at the same step: nothing here is rounded.
+        """
+        return BatchStages(tuple(start * factor for start in self.from_epochs), self.global_batch_sizes)
+
     def __str__(self) -> str:
         if len(self.global_batch_sizes) == 1:
             return f"{self.global_batch_sizes[0]:,}"
         stages = zip(self.from_epochs, self.global_batch_sizes, strict=True)
         return ", ".join(f"{total:,} from epoch {start:g}" for start, total in stages)
+
+
+def _exact(number: float) -> str:
+    """The shortest text that reads back as the same number."""
+    return f"{number:g}" if float(f"{number:g}") == number else repr(number)
 
 
 def parse_stages(text: int | str) -> BatchStages:

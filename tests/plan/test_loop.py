@@ -18,7 +18,7 @@ def run_folder(folder: Path, factor: float, workers: int = 64, steps_factor: flo
     """A run whose compute took `factor` of what its plan said, after five slow steps."""
     load = workload()
     result = plan(laboratory(), load, [64], Goal())
-    (folder / "plan.json").write_text(json.dumps(plan_as_data(result, "laboratory", load, "32768")), encoding="utf-8")
+    (folder / "plan.json").write_text(json.dumps(plan_as_data(result, "laboratory", load)), encoding="utf-8")
     parts = result.chosen.step_parts
     compute = factor * parts["compute"]
     other = parts["exposed communication"] + parts["stragglers"]

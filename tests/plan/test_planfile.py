@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,20 @@ import pytest
 
 from megabatch.config import Config
 from megabatch.errors import ConfigError
-from megabatch.plan.convergence import mlperf_law
+from megabatch.plan.convergence import ConvergenceLaw, mlperf_law
 from megabatch.plan.planfile import follow, plan_as_data, read_plan
 from megabatch.plan.planner import Goal, PlanResult, plan
-from megabatch.plan.workload import model_layers, workload_of
+from megabatch.plan.search import Space
+from megabatch.plan.workload import Workload, model_layers, workload_of
 from megabatch.recipes import load_config
-from megabatch.schedule.batch import BatchStages, parse_stages
+from megabatch.schedule.batch import BatchStages, first_sample, parse_stages
 from tests.plan.laboratory import laboratory, workload
 
 
 def test_a_plan_comes_back_as_overrides(tmp_path: Path) -> None:
     load = workload("0:32768 30:65536")
     result = plan(laboratory(), load, [64, 256], Goal())
-    data = plan_as_data(result, "laboratory", load, "0:32768 30:65536")
+    data = plan_as_data(result, "laboratory", load)
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(data), encoding="utf-8")
     back = read_plan(path)
@@ -35,18 +37,20 @@ def test_a_plan_comes_back_as_overrides(tmp_path: Path) -> None:
     assert data["candidates"][data["front"][0]]["workers"] == result.front[0].candidate.workers
 
 
+def own_batch(result: PlanResult, load: Workload) -> PlanResult:
+    """The plan as if the recipe's own stages had been chosen."""
+    own = next(one for one in result.candidates if one.batch == str(load.stages_over(one.epochs.middle)))
+    return dataclasses.replace(result, load=load, chosen=own)
+
+
 def written(path: Path, recipe: str, *, workers: int = 64, law: bool = False, **typed: Any) -> PlanResult:
     """A plan of a recipe as `megabatch plan` writes it."""
     typed.setdefault("overrides", [])
     layers = model_layers("resnet50")[0]
     load = workload_of(recipe, typed["overrides"], layers, scale=typed.get("scale"), epochs=typed.get("epochs"))
     load = dataclasses.replace(load, model="resnet50")
-    result = plan(laboratory(), load, [workers], Goal(), law=mlperf_law() if law else None)
-    stages = " ".join(
-        f"{a:g}:{b}" for a, b in zip(load.stages.from_epochs, load.stages.global_batch_sizes, strict=True)
-    )
-    text = stages if len(load.stages.global_batch_sizes) > 1 else str(load.stages.global_batch_sizes[0])
-    path.write_text(json.dumps(plan_as_data(result, "laboratory", load, text, **typed)), encoding="utf-8")
+    result = own_batch(plan(laboratory(), load, [workers], Goal(), law=mlperf_law() if law else None), load)
+    path.write_text(json.dumps(plan_as_data(result, "laboratory", load, **typed)), encoding="utf-8")
     return result
 
 
@@ -69,11 +73,9 @@ def test_a_run_trains_as_long_as_was_predicted(tmp_path: Path) -> None:
     written(path, "mikami2018", epochs=5.0)
     assert trained(path, "mikami2018").optimizer == load_config("mikami2018", epochs=5.0).optimizer
     assert trained(path, "mikami2018").train.epochs == 5
-    # `--set` wins over `--epochs` in a plan as in a run; a target wins over both, because it was priced.
+    # `--set` wins over `--epochs` in a plan as in a run.
     written(path, "mikami2018", epochs=5.0, overrides=["train.epochs=4"])
     assert trained(path, "mikami2018").train.epochs == 4
-    written(path, "mikami2018", law=True, overrides=["train.epochs=4"])
-    assert trained(path, "mikami2018").train.epochs == followed.train.epochs
 
 
 def test_overrides_and_scale_of_the_plan_are_the_runs(tmp_path: Path) -> None:
@@ -96,10 +98,35 @@ def test_what_is_typed_after_train_wins(tmp_path: Path) -> None:
     assert trained(path, "mikami2018", "comm.grad_dtype=bf16", "train.epochs=2").comm.grad_dtype == "bf16"
     assert trained(path, "mikami2018", "train.epochs=2").train.epochs == 2
     planned = trained(path, "mikami2018")
-    assert planned.train.global_batch_size == "0:32768 30:65536"
-    found = trained(path, "mikami2018", epochs=planned.train.epochs / 2)
-    assert found.train.epochs == planned.train.epochs / 2
-    assert parse_stages(found.train.global_batch_size) == BatchStages((0.0, 15.0), (32768, 65536))
+    for epochs in (planned.train.epochs, planned.train.epochs / 2, 7.3):
+        found = trained(path, "mikami2018", epochs=epochs)
+        assert found.train.epochs == epochs
+        stages = BatchStages((0.0, 30.0 * (epochs / 90)), (32768, 65536))
+        assert parse_stages(found.train.global_batch_size) == stages
+
+
+def law_of(epochs: float) -> ConvergenceLaw:
+    """A target that takes so many epochs, whatever the batch."""
+    none = ((0.0, 0.0), (0.0, 0.0))
+    return ConvergenceLaw(epochs, math.inf, none, 0.0, (8192, 16384), 0.759, "made up", 3)
+
+
+@pytest.mark.parametrize("typed", [None, 41.7])
+def test_rate_and_batch_change_at_the_same_step_whatever_the_length(tmp_path: Path, typed: float | None) -> None:
+    """smith2017 lets the rate fall and the batch grow at epoch 30 of 90: one boundary, at every length of a target."""
+    recipe, images = load_config("smith2017"), 1_281_167
+    path = tmp_path / "plan.json"
+    for length in (35 + 0.37 * index for index in range(109)):  # to 75 epochs
+        load = workload_of("smith2017")
+        result = plan(laboratory(), load, [64], Goal(), law=law_of(length), space=Space(("torus",), None, 25.0))
+        path.write_text(json.dumps(plan_as_data(own_batch(result, load), "laboratory", load)), encoding="utf-8")
+        config = trained(path, "smith2017", epochs=typed)
+        assert config.train.epochs == (typed or pytest.approx(length, rel=3e-3))
+        assert isinstance(config.optimizer.lr, tuple)
+        assert isinstance(recipe.optimizer.lr, tuple)
+        (_, start), boundary = parse_stages(config.train.global_batch_size).from_epochs, config.optimizer.lr[1]
+        assert first_sample(start, images) == first_sample(boundary.until_epoch, images), length
+        assert start == boundary.until_epoch
 
 
 def test_the_ghost_batch_size_is_the_priced_one(tmp_path: Path) -> None:
@@ -142,7 +169,7 @@ def test_following_a_plan(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     for workers in (16, 256):
         result = plan(laboratory(), workload(), [workers], Goal())
-        path.write_text(json.dumps(plan_as_data(result, "laboratory", workload(), "32768")), encoding="utf-8")
+        path.write_text(json.dumps(plan_as_data(result, "laboratory", workload())), encoding="utf-8")
         grid = result.chosen.candidate.grid.text
         assert follow(path, "test", None, None, {"RANK": "0"}).workers is None
         assert follow(path, "somewhere/test.toml", None, workers, {}).grid == grid

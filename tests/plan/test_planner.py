@@ -76,12 +76,12 @@ def test_batches_are_searched_where_convergence_is_known() -> None:
     assert {one.batch for one in alone.candidates} == {"65,536"}
     found = plan(PRICED, load, [512], Goal(), law=law)
     assert found.chosen.batch != "65,536"
-    assert str(found.stages) == found.chosen.batch
+    assert str(found.load.stages_over(found.chosen.epochs.middle)) == found.chosen.batch
     by_hand = [parse_stages(text) for text in (4096, 16384, 32768, 65536, "0:16384 16:32768")]
     listed = plan(PRICED, load, [512], Goal(), batches=by_hand, law=law)
     assert found.chosen.total.middle <= 1.01 * listed.chosen.total.middle
     assert "65,536" in {one.batch for one in found.candidates}  # the recipe's own is still shown
-    assert max(found.stages.global_batch_sizes) <= law.batches[1]
+    assert max(found.load.stages.global_batch_sizes) <= law.batches[1]
 
 
 def test_what_cannot_be_is_left_out_with_its_reason() -> None:
