@@ -24,9 +24,9 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from megabatch.data.augment import Augmentation, resized_crop_box
+from megabatch.data.batches import Feeding
 from megabatch.data.decode import Decoding
 from megabatch.data.encoded import EncodedImages
-from megabatch.data.feeding import Feeding
 from megabatch.data.loader import GhostLoader
 from megabatch.data.randomness import keyed_uniforms
 from megabatch.data.sources import Source

@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 
 from megabatch.data.augment import Augmentation
-from megabatch.data.feeding import Feeding
+from megabatch.data.batches import Feeding
 from megabatch.data.index import ShardIndex, cached_index
 from megabatch.data.loader import GhostLoader
 from megabatch.data.randomness import epoch_order

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megabatch.data.assemble import Job, fit
 from megabatch.data.augment import Augmentation, distort, pad_crop_flip, resized_crop_box
+from megabatch.data.batches import Job, fit
 from megabatch.data.decode import Decoding, crop_resized, decode_image, resize_into
 from megabatch.data.jpeg import Box
 from megabatch.data.native import native, why_not

@@ -1,10 +1,13 @@
-"""Feeds one worker its ghost batches, prepared ahead of time by several lanes.
+"""Feeds one rank its ghost batches, prepared ahead of time by threads or processes.
 
-The loader walks through the same list of steps as the engine and takes from each the ghost batches dealt to this
-worker. A ghost batch is cut into pieces, the pieces are prepared side by side straight into the batch's memory, and
-ghost batches come out in their order. The loader's whole state is the stream position at which it started, so a resumed
-run replays nothing; the stream runs on over the ends of epochs, so nothing is drained there. Batch size, image size
-and augmentation may differ from one step to the next.
+The loader walks through the same list of steps as the trainer and takes from each this rank's share of the ghost
+batches. A ghost batch is cut into pieces, the pieces are prepared side by side straight into the batch's memory, and
+ghost batches come out in their order. Every thread does one piece at a time, by itself or by a process of its own.
+Decoding releases the interpreter lock, so several threads do keep several cores busy.
+
+The loader's whole state is the stream position at which it started, so a resumed run replays nothing; the stream runs
+on over the ends of epochs, so nothing is drained there. Batch size, image size and augmentation may differ from one
+step to the next.
 """
 
 from __future__ import annotations
@@ -19,14 +22,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from megabatch.data.assemble import Job
 from megabatch.data.augment import Augmentation
-from megabatch.data.broken import Broken
-from megabatch.data.child import views
-from megabatch.data.feeding import Feeding
-from megabatch.data.lanes import Lane, LaneTask, OwnProcess, SameProcess
+from megabatch.data.batches import Feeding, Job, fill_training
+from megabatch.data.broken_images import Broken
+from megabatch.data.loader_process import LoaderProcess, SharedSlots, views
 from megabatch.data.randomness import epoch_order, stream
-from megabatch.data.slots import Slots
 from megabatch.data.sources import Source
 from megabatch.schedule.batch import Step, shard_range
 
@@ -40,8 +40,8 @@ CLOSE_SECONDS = 10.0
 class Ghost:
     """One ghost batch on its way to the device.
 
-    `number` counts ghost batches over the whole run, whatever the number of workers. An idle ghost goes through the
-    network without weight: it keeps a worker in step when a step has fewer ghost batches than there are workers.
+    `number` counts ghost batches over the whole run, whatever the number of ranks. An idle ghost goes through the
+    network without weight: it keeps a rank in step when a step has fewer ghost batches than there are ranks.
     """
 
     images: Tensor  # uint8 [ghost_batch_size, height, width, channels]
@@ -54,26 +54,35 @@ class _Ticket:
     """A ghost batch in the making."""
 
     def __init__(
-        self, number: int, idle: bool, images: NDArray[np.uint8], labels: NDArray[np.int64], pieces: int
+        self,
+        number: int,
+        idle: bool,
+        pieces: int,
+        images: NDArray[np.uint8],
+        labels: NDArray[np.int64],
+        slot: int | None,  # of the shared memory in which the arrays lie
     ) -> None:
-        self.number, self.idle, self.images, self.labels = number, idle, images, labels
+        self.number, self.idle, self.images, self.labels, self.slot = number, idle, images, labels, slot
         self.broken: list[Broken] = []
         self.error: BaseException | None = None
         self.ghost: Ghost | None = None
         self.ready = threading.Event()
-        self._left, self._lock = pieces, threading.Lock()
+        self._pieces_left, self._lock = pieces, threading.Lock()
 
     def piece_done(self, broken: list[Broken], error: BaseException | None) -> bool:
         """Whether this was the last piece."""
         with self._lock:
             self.broken += broken
             self.error = self.error or error
-            self._left -= 1
-            return self._left == 0
+            self._pieces_left -= 1
+            return self._pieces_left == 0
+
+
+_Piece = tuple[_Ticket, Job, slice]  # the ghost batch, which images to make, and where they go in its arrays
 
 
 class GhostLoader:
-    """Iterates over `(step, this worker's ghost batches)`; close it when done."""
+    """Iterates over `(step, this rank's ghost batches)`; close it when done."""
 
     def __init__(
         self,
@@ -99,14 +108,14 @@ class GhostLoader:
         self._feeding = feeding or Feeding()
         self._room = threading.Semaphore(prefetch_ghosts)
         self._items: queue.Queue[_Ticket | Step | BaseException | None] = queue.Queue()
-        self._pieces: queue.Queue[tuple[_Ticket, LaneTask] | None] = queue.Queue()
+        self._pieces: queue.Queue[_Piece | None] = queue.Queue()
         self._closing = threading.Event()
-        self._slots: Slots | None = None
+        self._slots: SharedSlots | None = None
         self._sorted_epoch = -1
-        self._num_lanes = self._feeding.processes or max(1, self._feeding.threads)
+        self._num_threads = self._feeding.processes or max(1, self._feeding.threads)
         self._threads = [threading.Thread(target=self._plan, name="ghost-plan", daemon=True)]
-        for number in range(self._num_lanes):
-            self._threads.append(threading.Thread(target=self._work, name=f"ghost-lane-{number}", daemon=True))
+        for number in range(self._num_threads):
+            self._threads.append(threading.Thread(target=self._work, name=f"ghost-piece-{number}", daemon=True))
         for thread in self._threads:
             thread.start()
 
@@ -132,7 +141,7 @@ class GhostLoader:
             ticket = self._get()
             assert isinstance(ticket, _Ticket)
             while not ticket.ready.wait(timeout=1.0):
-                assert any(thread.is_alive() for thread in self._threads[1:]), "the lanes ended without a word"
+                assert any(thread.is_alive() for thread in self._threads[1:]), "all threads ended without a word"
             self._room.release()
             if ticket.error is not None:
                 raise ticket.error
@@ -173,20 +182,17 @@ class GhostLoader:
             self._items.put(error)
 
     def _order(self, step: Step, index: int, idle: bool) -> None:
-        """Put a ghost batch in line for the consumer and its pieces in line for the lanes."""
+        """Put a ghost batch in line for the consumer and its pieces in line for the threads."""
         size, count = self._image_size_at(step.start_epoch), step.ghost_batch_size
         start = step.start_samples + index * count
         epochs, samples = stream(self._seed, len(self._source), start, count)
         self._order_ahead(start)
-        slot, images, labels = self._memory(count, size)
-        piece = max(SMALLEST_PIECE, -(-count // self._num_lanes))
-        bounds = range(0, count, piece)
-        ticket = _Ticket(start // count, idle, images, labels, len(bounds))
+        piece = max(SMALLEST_PIECE, -(-count // self._num_threads))
+        parts = [slice(first, min(first + piece, count)) for first in range(0, count, piece)]
+        ticket = _Ticket(start // count, idle, len(parts), *self._memory(count, size))
         self._items.put(ticket)
-        for first in bounds:
-            last = min(first + piece, count)
-            job = Job(self._augmentation, self._seed, epochs[first:last], samples[first:last])
-            self._pieces.put((ticket, LaneTask(job, count, first, last, size, slot, images, labels)))
+        for part in parts:
+            self._pieces.put((ticket, Job(self._augmentation, self._seed, epochs[part], samples[part]), part))
 
     def _order_ahead(self, start: int) -> None:
         """Sort the next epoch's order while this one is half through: at 1.28 million images it takes a while."""
@@ -196,50 +202,53 @@ class GhostLoader:
             arguments = (self._seed, epoch + 1, len(self._source))
             threading.Thread(target=epoch_order, args=arguments, name="next-epoch-order", daemon=True).start()
 
-    def _memory(self, count: int, size: int) -> tuple[int | None, NDArray[np.uint8], NDArray[np.int64]]:
+    def _memory(self, count: int, size: int) -> tuple[NDArray[np.uint8], NDArray[np.int64], int | None]:
+        """Images and labels of a ghost batch to be filled; and its slot, when they lie in shared memory."""
         channels = self._source.channels
         if not self._feeding.processes:
-            return None, np.empty((count, size, size, channels), dtype=np.uint8), np.empty(count, dtype=np.int64)
-        slot, memory = self._shared(count).lease()
-        return slot, *views(memory, count, size, channels)
+            return np.empty((count, size, size, channels), dtype=np.uint8), np.empty(count, dtype=np.int64), None
+        if self._slots is None:  # as large as the largest images need
+            self._slots = SharedSlots(count * (self._largest_image_size**2 * channels + 8) + 8)
+        slot, memory = self._slots.lease()
+        return *views(memory, count, size, channels), slot
 
-    def _shared(self, count: int) -> Slots:
-        """The shared memory; its slots are as large as the largest images need."""
-        if self._slots is None:
-            bytes_of_image = self._largest_image_size**2 * self._source.channels
-            self._slots = Slots(count * (bytes_of_image + 8) + 8)
-        return self._slots
-
-    # --- the lanes' threads ---
+    # --- the threads that prepare pieces ---
 
     def _work(self) -> None:
-        lane: Lane | None = None
+        process: LoaderProcess | None = None
         try:
             if self._pin_for is not None:
                 torch.cuda.set_device(self._pin_for)  # a new thread would open a context on device 0 otherwise
-            while (item := self._pieces.get()) is not None and not self._closing.is_set():
-                ticket, task = item
+            while (piece := self._pieces.get()) is not None and not self._closing.is_set():
+                ticket, job, part = piece
                 broken: list[Broken] = []
                 error: BaseException | None = None
                 try:
-                    lane = lane or self._lane()
-                    broken = lane.prepare(task)
+                    if ticket.slot is not None:
+                        process = process or self._process()
+                        broken = process.prepare(job, ticket.slot, part, *ticket.images.shape[:2])
+                    else:
+                        fill_training(
+                            self._source,
+                            job,
+                            ticket.images[part],
+                            ticket.labels[part],
+                            self._feeding.decoding,
+                            broken if self._feeding.broken.is_tolerant else None,
+                        )
                 except BaseException as raised:
                     error = raised
                 if ticket.piece_done(broken, error):
                     self._finish(ticket)
-                del item, ticket, task
+                del piece, ticket
         finally:
-            if lane is not None:
-                lane.close()
+            if process is not None:
+                process.close()
 
-    def _lane(self) -> Lane:
-        feeding = self._feeding
-        tolerant = feeding.broken.max_share > 0
-        if not feeding.processes:
-            return SameProcess(self._source, feeding.decoding, tolerant)
+    def _process(self) -> LoaderProcess:
         assert self._slots is not None
-        return OwnProcess(self._source, feeding.decoding, tolerant, self._slots)
+        feeding = self._feeding
+        return LoaderProcess(self._source, feeding.decoding, feeding.broken.is_tolerant, self._slots)
 
     def _finish(self, ticket: _Ticket) -> None:
         if ticket.error is None:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from megabatch.data.broken import Broken, BrokenLog
+from megabatch.data.broken_images import Broken, BrokenLog
 from megabatch.data.decode import decode_image, resize
 from megabatch.data.index import index_beside, write_index
 from megabatch.data.jpeg import read_jpeg_header

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from megabatch.data.broken import Broken
+from megabatch.data.broken_images import Broken
 from megabatch.data.sources import Source, image_name
 from megabatch.errors import DataError
 

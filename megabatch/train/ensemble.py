@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from megabatch.config import Config
-from megabatch.data.assemble import assemble_training
 from megabatch.data.augment import Augmentation
+from megabatch.data.batches import assemble_training
 from megabatch.data.randomness import stream
 from megabatch.data.sources import Source
 from megabatch.model.norm import exact_statistics

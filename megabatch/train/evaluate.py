@@ -14,8 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from megabatch.data.evaluation import evaluation_batches
-from megabatch.data.feeding import Feeding
+from megabatch.data.batches import Feeding, evaluation_batches
 from megabatch.data.sources import Source
 
 __all__ = ["Evaluation", "evaluate", "evaluate_together"]

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 
 from megabatch.config import Config
-from megabatch.data.broken import BrokenLog
+from megabatch.data.batches import Feeding
+from megabatch.data.broken_images import BrokenLog
 from megabatch.data.decode import Decoding, check_decoder
-from megabatch.data.feeding import Feeding
 from megabatch.data.sources import ImageArray, Source
 from megabatch.machine import usable_cores
 from megabatch.schedule.pieces import largest_value, value_at

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from megabatch.data.assemble import assemble_training
+from megabatch.data.batches import assemble_training
 from megabatch.data.randomness import stream
 from megabatch.model.norm import exact_statistics
 from megabatch.schedule.batch import shard_range

@@ -16,11 +16,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from megabatch.data import broken
-from megabatch.data.assemble import assemble_training
+from megabatch.data import broken_images
 from megabatch.data.augment import Augmentation
-from megabatch.data.broken import BrokenLog
-from megabatch.data.feeding import Feeding
+from megabatch.data.batches import Feeding, assemble_training
+from megabatch.data.broken_images import BrokenLog
 from megabatch.data.loader import Ghost, GhostLoader
 from megabatch.data.randomness import stream
 from megabatch.data.sources import ImageArray, Source, open_source
@@ -220,7 +219,7 @@ def test_the_last_item_is_not_lost_when_it_comes_at_the_end_of_a_wait(monkeypatc
     one.close()
 
 
-# --- lanes, sizes, broken images ---
+# --- threads, processes, sizes, broken images ---
 
 ALL_CHANGES = Augmentation(crop="resized", flip=True, brightness=0.4, contrast=0.4, rotation_degrees=9, noise_std=4)
 
@@ -282,7 +281,7 @@ def expected(photographs: Source) -> dict[int, Ghost]:
     ],
     ids=lambda value: str(value) if isinstance(value, int) else f"{value.threads}t{value.processes}p",
 )
-def test_pixels_do_not_depend_on_workers_and_lanes(
+def test_pixels_do_not_depend_on_ranks_threads_and_processes(
     photographs: Source, expected: dict[int, Ghost], world_size: int, feeding: Feeding
 ) -> None:
     got: dict[int, Ghost] = {}
@@ -360,7 +359,7 @@ def test_broken_images_are_replaced_counted_and_listed(tmp_path: Path, threads_:
 
 
 def test_too_many_broken_images_stop_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broken, "JUDGED_OVER_IMAGES", 10)
+    monkeypatch.setattr(broken_images, "JUDGED_OVER_IMAGES", 10)
     with pytest.raises(DataError, match=r"of \d+ images read were broken, data.max_broken_share allows 0.05; the last"):
         read_all(loader(of=holes(), feeding=Feeding(broken=BrokenLog(0.05))))
     with pytest.raises(DataError, match=r"^cannot decode the image \d+ of holes$"):

@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from megabatch.data.assemble import assemble_training
 from megabatch.data.augment import Augmentation
+from megabatch.data.batches import assemble_training
 from megabatch.data.randomness import stream
 from megabatch.data.sources import ImageArray
 from megabatch.errors import DataError

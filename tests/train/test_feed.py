@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from megabatch.config import Config
-from megabatch.data.broken import Broken
+from megabatch.data.broken_images import Broken
 from megabatch.data.decode import Decoding
 from megabatch.data.sources import ImageArray, open_source
 from megabatch.errors import ConfigError

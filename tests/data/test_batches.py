@@ -1,5 +1,8 @@
+"""Arrays of training and evaluation images."""
+
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +12,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from megabatch.data.assemble import assemble_evaluation, assemble_training, fit
 from megabatch.data.augment import Augmentation, pad_crop_flip, resized_crop_box
-from megabatch.data.decode import resize
+from megabatch.data.batches import GREY, Feeding, assemble_evaluation, assemble_training, evaluation_batches, fit
+from megabatch.data.broken_images import BrokenLog
+from megabatch.data.decode import EXACT, resize
 from megabatch.data.randomness import keyed_uniforms
 from megabatch.data.sources import ImageArray, Source, open_source
 from megabatch.errors import DataError
@@ -191,3 +195,48 @@ def test_real_images_in_memory_and_on_demand_agree(cifar10: Path, cifar10_val: S
             second, _ = assemble_training(lazy, policy, size, 1, 2, samples)
             np.testing.assert_array_equal(first, second)
             np.testing.assert_array_equal(labels, loaded.labels[samples])
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Source:
+    make_folder(tmp_path, MANY_SIZES, 0)
+    return open_source("folder", tmp_path, "train", memory_limit_bytes=0)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("begin", "end", "size"), [(0, 11, 4), (0, 11, 100), (2, 9, 1), (5, 5, 3)])
+def test_every_image_once_and_in_order(images: Source, threads: int, begin: int, end: int, size: int) -> None:
+    batches = list(evaluation_batches(images, 8, begin, end, size, Feeding(threads=threads)))
+    assert [len(labels) for _, labels in batches] == [min(size, end - at) for at in range(begin, end, size)]
+    if batches:
+        expected, labels = assemble_evaluation(images, 8, np.arange(begin, end))
+        np.testing.assert_array_equal(np.concatenate([p for p, _ in batches]), expected)
+        assert np.concatenate([found for _, found in batches]).tolist() == labels.tolist()
+
+
+def test_a_broken_image_is_grey_under_its_own_label(images: Source, tmp_path: Path) -> None:
+    (tmp_path / "train" / "bee" / "005.png").write_bytes(b"")
+    with pytest.raises(DataError, match=r"005.png"):
+        list(evaluation_batches(images, 8, 0, 11, 4, Feeding(threads=2)))
+    log = BrokenLog(0.01, tmp_path / "broken.jsonl", images.name)
+    found = list(evaluation_batches(images, 8, 0, 11, 4, Feeding(threads=2, broken=log)))
+    shown, labels = found[1]
+    assert (shown[1] == GREY).all()
+    assert (shown[0] != GREY).any()
+    assert labels[1] == 1
+    assert (log.num_broken, log.num_read) == (1, 11)
+    assert "005.png" in (tmp_path / "broken.jsonl").read_text()
+
+
+def test_leaving_early_ends_the_threads(images: Source) -> None:
+    batches = evaluation_batches(images, 8, 0, 11, 1, Feeding(threads=3))
+    next(batches)
+    batches.close()  # type: ignore[attr-defined]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("evaluation")]
+
+
+def test_by_default_pixels_are_exact_and_no_broken_image_is_tolerated() -> None:
+    one, other = Feeding(), Feeding()
+    assert one.decoding == EXACT
+    assert one.broken.max_share == 0
+    assert one.broken is not other.broken  # each counts for itself

@@ -1,6 +1,6 @@
-"""Threads or processes: the same images through the loader by two lanes of either kind, taking turns.
+"""Threads or processes: the same images through the loader by two of either kind, taking turns.
 
-    python -m benchmarks.data_lanes --photos FOLDER [--rounds 6] [--epochs 6] [--json]
+    python -m benchmarks.data_processes --photos FOLDER [--rounds 6] [--epochs 6] [--json]
 
 CPU time is that of the worker and of its loader processes; starting them is left out, as a run does it once.
 The consumer does nothing else, so the wall time is that of the loader alone.
@@ -18,7 +18,7 @@ import psutil
 import torch
 
 from benchmarks.data_peers import BATCH, POLICY, SIZE, Photographs, read_photographs
-from megabatch.data.feeding import Feeding
+from megabatch.data.batches import Feeding
 from megabatch.data.loader import GhostLoader
 from megabatch.schedule.batch import iterate_steps
 

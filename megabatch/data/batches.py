@@ -1,32 +1,47 @@
 """Turns sample numbers into arrays of pixels and labels: read, augment or fit, stack.
 
 A training image is a pure function of (seed, epoch, sample), an evaluation image of its index: neither
-depends on the other images of the call, so any split of the work over workers gives the same bits.
+depends on the other images of the call, so any split of the work over ranks gives the same bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from megabatch.data.augment import Augmentation, distort, pad_crop_flip, resized_crop_box
-from megabatch.data.broken import MAX_NEIGHBOURS, Broken, Report
+from megabatch.data.broken_images import MAX_NEIGHBOURS, Broken, BrokenLog
 from megabatch.data.decode import EXACT, Decoding, crop_resized, resize, resize_into
 from megabatch.data.jpeg import Box
 from megabatch.data.randomness import keyed_uniforms
 from megabatch.data.sources import ImageArray, Source, image_name
 from megabatch.errors import DataError
 
-__all__ = ["GREY", "Job", "assemble_evaluation", "assemble_training", "fill_training", "fit"]
+__all__ = [
+    *("GREY", "Feeding", "Job"),
+    *("assemble_evaluation", "assemble_training", "evaluation_batches", "fill_training", "fit"),
+]
 
 GREY = 127
 """What evaluation shows in place of a broken image."""
 
-Assembled = tuple[NDArray[np.uint8], NDArray[np.int64]]
+Batch = tuple[NDArray[np.uint8], NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class Feeding:
+    """How the images of one rank are prepared; nothing in it changes a pixel but `decoding`."""
+
+    threads: int = 1  # that prepare images in this process, when there are no processes
+    processes: int = 0  # that prepare images instead
+    decoding: Decoding = EXACT
+    broken: BrokenLog = field(default_factory=lambda: BrokenLog(0.0))
 
 
 @dataclass(frozen=True)
@@ -45,13 +60,13 @@ def fill_training(
     images: NDArray[np.uint8],
     labels: NDArray[np.int64],
     decoding: Decoding = EXACT,
-    report: Report | None = None,
+    broken: list[Broken] | None = None,
     watch: Callable[[int], None] = lambda sample: None,
 ) -> None:
     """Fills `images`, [n, size, size, channels], and `labels`, [n], with what the job asks for.
 
-    `watch` hears the sample that is about to be read. Broken images are replaced (see `megabatch.data.broken`) and
-    told to `report`; without it the first one raises DataError.
+    `watch` hears the sample that is about to be read. Broken images are replaced (see `megabatch.data.broken_images`)
+    and added to `broken`; without that list the first one raises DataError.
     """
     augmentation, samples, size = job.augmentation, job.samples, images.shape[1]
     uniforms = keyed_uniforms(job.seed, job.epochs, samples, augmentation.num_draws)
@@ -63,7 +78,7 @@ def fill_training(
             watch(sample)
             mirror = augmentation.flip and bool(uniforms[at, 0] < 0.5)
             make = partial(_one, source, job, uniforms[at], mirror, images[at], decoding)
-            labels[at] = source.labels[_first_readable(source, sample, report, make)]
+            labels[at] = source.labels[_first_readable(source, sample, broken, make)]
     if augmentation.crop != "resized":
         padding = augmentation.padding if augmentation.crop == "pad" else 0
         if padding or augmentation.flip:
@@ -82,7 +97,7 @@ def assemble_training(
     decoding: Decoding = EXACT,
     *,
     tolerant: bool = False,
-) -> Assembled:
+) -> Batch:
     """Augmented images, [n, image_size, image_size, channels], C-contiguous, and their labels, [n].
 
     `epochs` is one for all or one for each sample. Raises DataError naming an image that cannot be read, unless
@@ -91,20 +106,16 @@ def assemble_training(
     images = np.empty((len(samples), image_size, image_size, source.channels), dtype=np.uint8)
     labels = np.empty(len(samples), dtype=np.int64)
     each = np.broadcast_to(np.asarray(epochs, dtype=np.int64), samples.shape)
-    report = (lambda broken: None) if tolerant else None
-    fill_training(source, Job(augmentation, seed, each, samples), images, labels, decoding, report)
+    fill_training(source, Job(augmentation, seed, each, samples), images, labels, decoding, [] if tolerant else None)
     return images, labels
 
 
 def assemble_evaluation(
-    source: Source,
-    image_size: int,
-    indices: NDArray[np.int64],
-    report: Report | None = None,
-) -> Assembled:
+    source: Source, image_size: int, indices: NDArray[np.int64], broken: list[Broken] | None = None
+) -> Batch:
     """Fitted images, [n, image_size, image_size, channels], C-contiguous, and their labels, [n].
 
-    A broken image is plain grey and told to `report`; without it DataError is raised.
+    A broken image is plain grey and added to `broken`; without that list DataError is raised.
     """
     labels = source.labels[indices]
     if isinstance(source, ImageArray) and source.images.shape[1:3] == (image_size, image_size):
@@ -114,11 +125,46 @@ def assemble_evaluation(
         try:
             images[at] = fit(source.read(index), image_size)
         except DataError as error:
-            if report is None:
+            if broken is None:
                 raise
-            report(Broken(index, image_name(source, index), str(error)))
+            broken.append(Broken(index, image_name(source, index), str(error)))
             images[at] = GREY
     return images, labels
+
+
+def evaluation_batches(
+    source: Source, image_size: int, begin: int, end: int, images_per_batch: int, feeding: Feeding
+) -> Iterator[Batch]:
+    """Images `begin` to `end` of the source, fitted, with their labels: each once and in order.
+
+    A few threads prepare them, at most a batch per thread ahead. Raises DataError for a broken image, or when there are
+    more of them than `feeding.broken` allows.
+    """
+
+    def make(first: int) -> tuple[Batch, list[Broken]]:
+        broken: list[Broken] = []
+        indices = np.arange(first, min(end, first + images_per_batch))
+        return assemble_evaluation(source, image_size, indices, broken if feeding.broken.is_tolerant else None), broken
+
+    def finished(future: Future[tuple[Batch, list[Broken]]]) -> Batch:
+        batch, broken = future.result()
+        feeding.broken.note(len(batch[1]), broken)
+        return batch
+
+    # Images in memory are only copied: threads would have nothing to share.
+    num_threads = 1 if isinstance(source, ImageArray) else max(1, feeding.threads, feeding.processes)
+    ahead: deque[Future[tuple[Batch, list[Broken]]]] = deque()
+    with ThreadPoolExecutor(num_threads, thread_name_prefix="evaluation") as pool:
+        try:
+            for first in range(begin, end, images_per_batch):
+                ahead.append(pool.submit(make, first))
+                if len(ahead) > num_threads:
+                    yield finished(ahead.popleft())
+            while ahead:
+                yield finished(ahead.popleft())
+        finally:
+            for future in ahead:
+                future.cancel()
 
 
 def fit(image: NDArray[np.uint8], image_size: int) -> NDArray[np.uint8]:
@@ -136,7 +182,7 @@ def fit(image: NDArray[np.uint8], image_size: int) -> NDArray[np.uint8]:
     return scaled[top : top + image_size, left : left + image_size]
 
 
-def _first_readable(source: Source, sample: int, report: Report | None, make: Callable[[int], None]) -> int:
+def _first_readable(source: Source, sample: int, broken: list[Broken] | None, make: Callable[[int], None]) -> int:
     """Makes the image of the sample, or of the first one after it that can be read; says which."""
     for distance in range(MAX_NEIGHBOURS + 1):
         index = (sample + distance) % len(source)
@@ -144,9 +190,9 @@ def _first_readable(source: Source, sample: int, report: Report | None, make: Ca
             make(index)
             return index
         except DataError as error:
-            if report is None:
+            if broken is None:
                 raise
-            report(Broken(index, image_name(source, index), str(error)))
+            broken.append(Broken(index, image_name(source, index), str(error)))
             last = error
     raise DataError(f"{MAX_NEIGHBOURS + 1} images in a row cannot be read; the last: {last}")
 

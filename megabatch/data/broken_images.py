@@ -2,20 +2,19 @@
 
 The rule: in training a broken image is replaced by the next readable one by index, with that one's label, under the
 random draws of the image it stands in for. Batches stay whole, and the outcome depends on the set alone, not on
-workers or loader processes. In evaluation a broken image is shown as plain grey under its own label, so that the
+ranks or loader processes. In evaluation a broken image is shown as plain grey under its own label, so that the
 set keeps its size and a network is not rewarded for what cannot be seen.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from megabatch.errors import DataError
 
-__all__ = ["MAX_NEIGHBOURS", "Broken", "BrokenLog", "Report"]
+__all__ = ["MAX_NEIGHBOURS", "Broken", "BrokenLog"]
 
 MAX_NEIGHBOURS = 16
 """So many broken images in a row by index mean that a shard or a disk is gone: the run stops."""
@@ -33,11 +32,8 @@ class Broken:
     reason: str
 
 
-Report = Callable[[Broken], None]
-
-
 class BrokenLog:
-    """Counts the broken images that one worker met, lists each once, stops the run when they are too many.
+    """Counts the broken images that one rank met, lists each once, stops the run when they are too many.
 
     `max_share` is the largest tolerated share of the images read; with 0 the first broken image stops the run.
     Written as lines of JSON to `path`, which is made when the first line is.
@@ -49,6 +45,10 @@ class BrokenLog:
         self.num_broken = 0
         self._path, self._set_name = path, set_name
         self._listed: set[int] = set()
+
+    @property
+    def is_tolerant(self) -> bool:
+        return self.max_share > 0
 
     def note(self, num_read: int, broken: list[Broken]) -> None:
         """Adds what a batch brought. Raises DataError when too many images are broken."""

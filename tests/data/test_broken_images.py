@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from megabatch.data.broken import JUDGED_OVER_IMAGES, Broken, BrokenLog
+from megabatch.data.broken_images import JUDGED_OVER_IMAGES, Broken, BrokenLog
 from megabatch.errors import DataError
 
 
