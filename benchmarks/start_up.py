@@ -15,7 +15,7 @@ import sys
 import time
 
 TARGET_SECONDS = 0.5
-TORCH_FREE = ("megabatch", "megabatch.cli", "megabatch.recipes", "megabatch.report.record", "megabatch.comm.phases")
+TORCH_FREE = ("megabatch", "megabatch.cli", "megabatch.recipes", "megabatch.report.run", "megabatch.comm.phases")
 
 
 def seconds(words: list[str]) -> float:

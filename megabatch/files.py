@@ -1,4 +1,4 @@
-"""Atomic writes and locks: the only place in the package where a file is put into place.
+"""Atomic writes and locks: the only place in the package where a file is put into place. And `flatten` for tables.
 
 A file is written beside its place, forced to disk and renamed. A reader sees the old file or the new one, never a part;
 after a power failure the new name is there too, because the folder is forced to disk as well.
@@ -14,13 +14,13 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from megabatch.errors import WriteError
 
-__all__ = ["link_atomically", "lock", "write_atomically", "write_json"]
+__all__ = ["flatten", "link_atomically", "lock", "write_atomically", "write_json"]
 
 _POLL_SECONDS = 0.05
 # What a file system answers that cannot force a folder to disk, and a folder that may be written but not listed.
@@ -52,6 +52,18 @@ def write_atomically(path: Path, content: bytes | str, *, durable: bool = True) 
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Write a table as readable JSON with sorted keys, atomically."""
     write_atomically(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
+
+
+def flatten(
+    table: Mapping[str, Any], *, max_depth: int = 32, key: Callable[[str], str] = str
+) -> Iterator[tuple[str, Any]]:
+    """Yield dotted names and values of nested tables; tables deeper than `max_depth` are values, `key` cleans names."""
+    for name, value in table.items():
+        if isinstance(value, dict) and max_depth > 0:
+            for inner, leaf in flatten(value, max_depth=max_depth - 1, key=key):
+                yield f"{key(name)}.{inner}", leaf
+        else:
+            yield key(name), value
 
 
 def link_atomically(path: Path, target: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from megabatch.errors import WriteError
-from megabatch.files import link_atomically, lock, write_atomically, write_json
+from megabatch.files import flatten, link_atomically, lock, write_atomically, write_json
 
 
 def test_text_and_bytes_are_written_and_nothing_stays_beside(tmp_path: Path) -> None:
@@ -153,6 +153,12 @@ def test_two_writers_of_one_file_do_not_disturb_each_other(tmp_path: Path) -> No
 def test_json_is_readable_and_sorted(tmp_path: Path) -> None:
     write_json(tmp_path / "x.json", {"b": 1, "a": [1.5, None]})
     assert (tmp_path / "x.json").read_text() == '{\n  "a": [\n    1.5,\n    null\n  ],\n  "b": 1\n}\n'
+
+
+def test_nested_tables_become_dotted_names() -> None:
+    nested = {"a": {"b": {"c": 1}, "d": [{"e": 2}]}, "f": None, "g": {}}
+    assert dict(flatten(nested)) == {"a.b.c": 1, "a.d": [{"e": 2}], "f": None}
+    assert dict(flatten(nested, max_depth=1, key=str.upper)) == {"A.B": {"c": 1}, "A.D": [{"e": 2}], "F": None}
 
 
 def test_a_link_is_moved_and_is_never_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

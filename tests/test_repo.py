@@ -55,7 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plan": BELOW
     | {
         "recipes",
-        "report.record",
+        "report.run",
         "report.figure",
         "report.plan_compare",
         "comm.phases",
@@ -78,9 +78,9 @@ TORCH_FREE = (
         "megabatch.recipes",
         "megabatch.recipes.scale",
         "megabatch.cli",
-        "megabatch.report.record",
+        "megabatch.report.run",
     ),
-    *("megabatch.report.make", "megabatch.report.live", "megabatch.report.files"),
+    *("megabatch.report.page", "megabatch.report.live", "megabatch.report.draw"),
     *("megabatch.launch.slurm", "megabatch.launch.kubernetes", "megabatch.launch.ssh", "megabatch.launch.write"),
     *("megabatch.comm.phases", "megabatch.comm.shape"),
     *("megabatch.comm.price", "megabatch.comm.calibration", "megabatch.comm.select"),
@@ -187,8 +187,8 @@ def test_imports_go_one_way() -> None:
 @pytest.mark.parametrize(
     ("module", "source", "bad"),
     [
-        ("report.record", "from megabatch.config import Config", {"config.Config"}),
-        ("report.record", "from megabatch import config", {"config"}),
+        ("report.run", "from megabatch.config import Config", {"config.Config"}),
+        ("report.run", "from megabatch import config", {"config"}),
         ("model.norm", "def f():\n    import megabatch.comm.grid", {"comm.grid"}),
         ("comm.grid", "from ..train import world", {"train.world"}),
         ("comm.grid", "from .shape import GridShape\nfrom ..errors import GridError", set()),

@@ -33,9 +33,11 @@ def report(
     debug: Debug = False,
 ) -> None:
     """One self-contained page of a run, or a comparison of several; opens from disk, needs no network."""
-    from megabatch.report.make import serve_report, write_report_files
-
     if live:
+        from megabatch.report.live import serve_report
+
         serve_report(runs, network, port, print)
     else:
+        from megabatch.report.page import write_report_files
+
         write_report_files(runs, output, figures, network, print)

@@ -23,6 +23,7 @@ from megabatch.config.optimizer import LarsConfig, OptimizerConfig, RmspropWarmu
 from megabatch.config.reference import Reference
 from megabatch.config.section import Section
 from megabatch.config.train import TrainConfig
+from megabatch.files import flatten
 from megabatch.schedule.batch import parse_stages
 from megabatch.schedule.noise import noise_keeping_momentum
 from megabatch.schedule.pieces import smallest_value
@@ -81,18 +82,9 @@ class Config(Section):
 
 def differences(one: Config, other: Config) -> dict[str, tuple[Any, Any]]:
     """The dotted names whose values differ, with both values."""
-    left, right = _flatten(one.model_dump(mode="json")), _flatten(other.model_dump(mode="json"))
+    left, right = (dict(flatten(config.model_dump(mode="json"))) for config in (one, other))
     return {
         key: (left.get(key), right.get(key))
         for key in sorted(left.keys() | right.keys())
         if left.get(key) != right.get(key)
     }
-
-
-def _flatten(table: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(table, dict):
-        return {prefix: table}
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        flat.update(_flatten(value, f"{prefix}.{key}" if prefix else key))
-    return flat

@@ -18,7 +18,7 @@ from megabatch.plan.ghosts import busiest_passes
 from megabatch.plan.workload import Layer
 from megabatch.recipes import config_from_toml
 from megabatch.report.plan_compare import LEFT_OUT_STEPS
-from megabatch.report.record import read_json, read_metrics
+from megabatch.report.run import read_json, read_metrics
 
 __all__ = ["RunTimes", "read_run_times"]
 

@@ -1,4 +1,4 @@
-"""What a run claims, under which conditions, and how to repeat it: plain rows for the page to show."""
+"""What a run claims, under which conditions and settings, and how to repeat it: plain rows for the page to show."""
 
 from __future__ import annotations
 
@@ -7,25 +7,42 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
+from megabatch.files import flatten
 from megabatch.report.run import Run, setting
 from megabatch.report.units import count_text, percent_text, seconds_text
 from megabatch.report.untrusted import items, number, table, text
 
-__all__ = ["Tile", "conditions", "headline", "kept", "repeat_commands", "result_rows", "state", "tiles"]
+__all__ = [
+    "Tile",
+    "conditions",
+    "differing_settings",
+    "headline",
+    "is_reached",
+    "repeat_commands",
+    "result_rows",
+    "settings_of",
+    "state",
+    "tiles",
+]
+
+MAX_SETTINGS = 2_000
+MAX_DEPTH = 8
+_ABSENT = "-"
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One number of the claim, with its tag, and what the recipe promised."""
+    """One number of the claim, with its tag, and what the recipe's reference says."""
 
     label: str
     value: str
     detail: str
     tag: str = "measured"
     reference: str = ""
-    is_kept: bool | None = None
+    is_reached: bool | None = None
 
 
 def state(run: Run) -> tuple[str, str]:
@@ -59,53 +76,36 @@ def headline(runs: Sequence[Run]) -> str:
 
 def tiles(run: Run) -> list[Tile]:
     """Accuracy, time and speed, each against the reference at the recipe's head."""
-    reference = {name: text(setting(run, f"reference.{name}")) for name in ("accuracy", "time", "hardware", "paper")}
-    found = []
-    top1, top5 = number(run.summary.get("top1")), number(run.summary.get("top5"))
+    summary = {name: number(value) for name, value in run.summary.items()}
     validated = run.metrics.points("val_top1")
+    top1, top5, images = (summary.get(name) for name in ("top1", "top5", "val_images"))
     if top1 is None and validated:
         top1 = validated[-1].value
-    epoch = number(run.summary.get("epoch"))
+    found = []
     if top1 is not None:
         detail = [f"top-5 {percent_text(top5)}"] if top5 is not None else []
-        images = number(run.summary.get("val_images"))
         detail += [f"all {images:,.0f} validation images"] if images else []
-        detail += [f"after {count_text(epoch)} epochs"] if epoch else []
-        is_kept = kept(top1, reference["accuracy"]) if run.is_finished else None
-        found.append(
-            Tile(
-                "Top-1 accuracy",
-                percent_text(top1),
-                ", ".join(detail),
-                reference=reference["accuracy"],
-                is_kept=is_kept,
-            )
+        detail += [f"after {count_text(epoch)} epochs"] if (epoch := summary.get("epoch")) else []
+        reference = text(setting(run, "reference.accuracy"))
+        reached = is_reached(top1, reference) if run.is_finished else None
+        found.append(Tile("Top-1 accuracy", percent_text(top1), ", ".join(detail), "measured", reference, reached))
+    if (seconds := summary.get("training_seconds")) is not None:
+        detail = [f"{steps:,.0f} steps"] if (steps := summary.get("steps")) else []
+        detail += (
+            [f"{seconds_text(wall)} with evaluation and checkpoints"] if (wall := summary.get("wall_seconds")) else []
         )
-    seconds, wall = number(run.summary.get("training_seconds")), number(run.summary.get("wall_seconds"))
-    if seconds is not None:
-        steps = number(run.summary.get("steps"))
-        detail = [f"{steps:,.0f} steps"] if steps else []
-        detail += [f"{seconds_text(wall)} with evaluation and checkpoints"] if wall else []
-        hardware = f" on {reference['hardware']}" if reference["hardware"] else ""
-        found.append(
-            Tile(
-                "Training time",
-                seconds_text(seconds),
-                ", ".join(detail),
-                reference=reference["time"] and reference["time"] + hardware,
-            )
-        )
-    column = run.metrics.columns.get("images_per_second")
-    speed = column.quantile(0.5) if column else None
-    if speed and column:
-        workers = run.world_size
-        detail = [f"median of {len(column.sample):,} steps"]
-        detail += [f"{count_text(speed / workers)} per worker"] if workers else []
-        found.append(Tile("Throughput", f"{count_text(speed)} images/s", ", ".join(detail)))
+        time, hardware = (text(setting(run, f"reference.{name}")) for name in ("time", "hardware"))
+        reference = f"{time} on {hardware}" if time and hardware else time
+        found.append(Tile("Training time", seconds_text(seconds), ", ".join(detail), "measured", reference))
+    speed = run.metrics.spread("images_per_second")
+    if speed and speed.middle:
+        detail = [f"median of {speed.n:,} steps"]
+        detail += [f"{count_text(speed.middle / run.world_size)} per worker"] if run.world_size else []
+        found.append(Tile("Throughput", f"{count_text(speed.middle)} images/s", ", ".join(detail)))
     return found
 
 
-def kept(top1: float, reference: str) -> bool | None:
+def is_reached(top1: float, reference: str) -> bool | None:
     """Whether an accuracy reaches the first percentage of a reference; None when it names none."""
     match = re.search(r"(\d{1,3}(?:\.\d{1,6})?) ?%", reference)
     return None if match is None else 100 * top1 >= float(match[1])
@@ -117,7 +117,7 @@ def conditions(run: Run) -> list[tuple[str, str]]:
     hosts = Counter(text(host, 60) for host in items(env.get("hosts"), 100_000))
     shown = ", ".join(f"{host} ({count})" for host, count in sorted(hosts.items())[:6])
     more = f" and {len(hosts) - 6} more" if len(hosts) > 6 else ""
-    gradient = number(env.get("gradient_bytes"))
+    gradient, grad_dtype = number(env.get("gradient_bytes")), text(setting(run, "comm.grad_dtype"), 20) or "fp32"
     rows = [
         ("recipe", text(setting(run, "reference.paper"))),
         ("model", text(setting(run, "model.name"), 80)),
@@ -125,10 +125,7 @@ def conditions(run: Run) -> list[tuple[str, str]]:
         ("workers", f"{run.world_size:,} in a grid of {run.grid_text}" if run.world_size and run.grid_text else ""),
         ("hosts (workers)", shown + more),
         ("device", " ".join(filter(None, [text(env.get("device"), 80), _cores(env)]))),
-        (
-            "all-reduce",
-            f"{run.algorithm}, {text(setting(run, 'comm.grad_dtype'), 20) or 'fp32'} on the wire" if run.config else "",
-        ),
+        ("all-reduce", f"{run.algorithm}, gradients in {grad_dtype}" if run.config else ""),
         ("gradient", f"{gradient / 2**20:.3g} MiB per step" if gradient else ""),
         ("batch stages", text(setting(run, "train.global_batch_size"), 120)),
         ("ghost batch", text(setting(run, "train.ghost_batch_size"), 20)),
@@ -164,32 +161,56 @@ def repeat_commands(run: Run) -> list[str]:
     ]
     commit = text(run.environment.get("commit"), 60)
     if re.fullmatch(r"[0-9a-f]{40}(-changed)?", commit):
-        lines.insert(
-            0,
-            f"git checkout {commit.removesuffix('-changed')}"
-            + ("    # files differed from it" if "-" in commit else ""),
-        )
+        changed = "    # files differed from it" if "-" in commit else ""
+        lines.insert(0, f"git checkout {commit.removesuffix('-changed')}{changed}")
     return lines
 
 
 def result_rows(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
     """A comparison's table of results: headings and one row per run."""
-    head = ["run", "state", "top-1", "training time", "images/s", "workers", "all-reduce", "total batch", "epochs"]
+    head = ["run", "state", "top-1", "training time", "images/s", "workers", "all-reduce", "global batch", "epochs"]
     rows = []
     for run in runs:
-        top1, seconds = number(run.summary.get("top1")), number(run.summary.get("training_seconds"))
-        speed = number(run.summary.get("images_per_second"))
-        rows.append(
-            [
-                run.name,
-                state(run)[0],
-                percent_text(top1) if top1 is not None else "-",
-                seconds_text(seconds) if seconds is not None else "-",
-                count_text(speed) if speed is not None else "-",
-                f"{run.world_size:,}" if run.world_size else "-",
-                run.algorithm,
-                text(setting(run, "train.global_batch_size"), 60) or "-",
-                text(setting(run, "train.epochs"), 20) or "-",
-            ]
+        top1, seconds, speed = (
+            number(run.summary.get(name)) for name in ("top1", "training_seconds", "images_per_second")
         )
+        row = [
+            run.name,
+            state(run)[0],
+            percent_text(top1) if top1 is not None else "",
+            seconds_text(seconds) if seconds is not None else "",
+            count_text(speed) if speed is not None else "",
+            f"{run.world_size:,}" if run.world_size else "",
+            run.algorithm,
+            text(setting(run, "train.global_batch_size"), 60),
+            text(setting(run, "train.epochs"), 20),
+        ]
+        rows.append([cell or _ABSENT for cell in row])
     return head, rows
+
+
+def settings_of(run: Run) -> dict[str, str]:
+    """The settings by their dotted names, as text; tables deeper than any recipe are cut."""
+    found = flatten(run.config, max_depth=MAX_DEPTH, key=lambda name: text(name, 60))
+    return {name: _show(value) for name, value in islice(found, MAX_SETTINGS)}
+
+
+def differing_settings(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    """(dotted name, value of each run) wherever not all runs agree; what a recipe merely says of itself is left out."""
+    flat = [settings_of(run) for run in runs]
+    names = sorted({name for one in flat for name in one if not name.startswith("reference.")})
+    rows = [(name, [one.get(name, _ABSENT) for one in flat]) for name in names]
+    return [(name, values) for name, values in rows if len(set(values)) > 1]
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, list):
+        shown = "; ".join(_show(inner) for inner in value[:20])
+        return text(f"[{shown}{'; ...' if len(value) > 20 else ''}]")
+    if isinstance(value, dict):
+        return text(", ".join(f"{text(key, 40)}={_leaf(inner)}" for key, inner in list(value.items())[:20]))
+    return _leaf(value)
+
+
+def _leaf(value: Any) -> str:
+    return "..." if isinstance(value, dict | list) else text(value)

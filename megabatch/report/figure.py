@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 __all__ = [
@@ -20,9 +20,12 @@ __all__ = [
     "Figure",
     "Missing",
     "Series",
+    "algorithm_color",
+    "csv_rows",
     "csv_text",
     "figure_as_data",
     "run_color",
+    "thin",
 ]
 
 Tag = Literal["measured", "simulated", "quoted", "ideal"]
@@ -71,6 +74,11 @@ COLORS |= {f"run:{index}": pair for index, pair in enumerate(RUN_COLORS)}
 def run_color(index: int) -> str:
     """The colour of the index-th run of a comparison."""
     return f"run:{index % len(RUN_COLORS)}"
+
+
+def algorithm_color(name: str) -> str:
+    """The colour of an all-reduce algorithm."""
+    return f"algorithm:{name}" if name in ALGORITHM_COLORS else "other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,35 +136,8 @@ class Missing:
 
 
 def figure_as_data(figure: Figure) -> dict[str, Any]:
-    """The figure for the page's JSON."""
-    return {
-        "key": figure.key,
-        "title": figure.title,
-        "x": _axis(figure.x),
-        "y": _axis(figure.y),
-        "marks": [list(mark) for mark in figure.marks],
-        "horizontal": figure.horizontal,
-        "series": [
-            {
-                "name": one.name,
-                "color": one.color,
-                "tag": one.tag,
-                "mark": one.mark,
-                "dashed": one.dashed,
-                "group": one.group,
-                "x": list(one.x),
-                "y": list(one.y),
-                "low": list(one.low),
-                "high": list(one.high),
-                "n": list(one.n),
-            }
-            for one in figure.series
-        ],
-    }
-
-
-def _axis(axis: Axis) -> dict[str, Any]:
-    return {"title": axis.title, "kind": axis.kind, "percent": axis.percent, "from_zero": axis.from_zero}
+    """The figure for the page's JSON; its caption is in the page itself."""
+    return {name: value for name, value in asdict(figure).items() if name != "caption"}
 
 
 def csv_rows(figure: Figure) -> list[list[str]]:

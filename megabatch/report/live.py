@@ -1,4 +1,4 @@
-"""The page of a run that goes on, served on this machine alone and updating itself. Read-only.
+"""The page of a run that goes on, served on this machine alone; it refreshes itself. Read-only.
 
 It listens on 127.0.0.1 and answers GET and HEAD of two paths, to requests that name this machine as their host: a
 web page elsewhere that points its own name at 127.0.0.1 gets nothing. The browser asks every two seconds whether there
@@ -10,18 +10,18 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from megabatch.errors import ConfigError, MegabatchError
-from megabatch.report.figures.network import NetworkTimes
+from megabatch.report.network import network_times
 from megabatch.report.page import Page, build_page, html_of
 from megabatch.report.run import FILES, Run, read_runs
 
-__all__ = ["LiveServer"]
+__all__ = ["LiveServer", "serve_report"]
 
 _WATCHED = (*FILES, "metrics.jsonl", "calibration.json")
 _HEADERS = {
@@ -31,6 +31,16 @@ _HEADERS = {
     "X-Frame-Options": "DENY",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+
+
+def serve_report(folders: Sequence[Path], network: Path | None, port: int, say: Callable[[str], None]) -> None:
+    """Serve the page of runs that go on, until Ctrl-C."""
+    server = LiveServer(folders, network, port)
+    say(f"live page      {server.url}   (Ctrl-C stops it)")
+    try:
+        server.serve()
+    except KeyboardInterrupt:
+        say("stopped")
 
 
 class _Server(ThreadingHTTPServer):
@@ -45,9 +55,9 @@ class _Server(ThreadingHTTPServer):
 class LiveServer:
     """Serves the page of some run folders until `close`; `serve` blocks."""
 
-    def __init__(self, folders: Sequence[Path], times: NetworkTimes | None = None, port: int = 0) -> None:
+    def __init__(self, folders: Sequence[Path], network: Path | None = None, port: int = 0) -> None:
         self._folders = list(folders)
-        self._times = times
+        self._network = network
         self._lock = threading.Lock()
         self._stamp: list[tuple[int, int]] = []
         self._runs: list[Run] = []
@@ -82,7 +92,7 @@ class LiveServer:
             stamp = [_stamp(folder / name) for folder in self._folders for name in _WATCHED]
             if self._page is None or stamp != self._stamp:
                 self._runs = read_runs(self._folders)
-                self._page = build_page(self._runs, self._times, live=True)
+                self._page = build_page(self._runs, network_times(self._runs, self._network), live=True)
                 self._stamp = stamp
             return self._page, self._runs
 

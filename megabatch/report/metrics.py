@@ -12,11 +12,11 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from megabatch.report.untrusted import UnreadableError, bounded_lines, number, open_regular, parse_json, text
 
-__all__ = ["COLUMNS", "Column", "Metrics", "Point", "iterate_rows", "read_metrics_file"]
+__all__ = ["COLUMNS", "Column", "Metrics", "Point", "Spread", "iterate_rows", "read_metrics_file"]
 
 COLUMNS = (
     *("loss", "top1", "gradient_norm", "val_loss", "val_top1", "val_top5"),
@@ -44,6 +44,15 @@ class Point:
 
 
 _Held = tuple[int, float, float, float]  # a Point not made yet: most rows never become one
+
+
+class Spread(NamedTuple):
+    """Median, 5 % and 95 % of `n` values."""
+
+    middle: float
+    low: float
+    high: float
+    n: int
 
 
 @dataclass(slots=True)
@@ -83,12 +92,13 @@ class Column:
         self.points += [Point(*held) for held in sorted(kept)]
         self._first = self._low = self._high = self._last = None
 
-    def quantile(self, part: float) -> float | None:
-        """The smallest sampled value that at least `part` of all do not exceed."""
+    def spread(self) -> Spread | None:
+        """Median, 5 % and 95 % of the sample: the smallest value that at least so many do not exceed."""
         if not self.sample:
             return None
         ordered = sorted(self.sample)
-        return ordered[max(0, math.ceil(part * len(ordered)) - 1)]
+        middle, low, high = (ordered[max(0, math.ceil(part * len(ordered)) - 1)] for part in (0.5, 0.05, 0.95))
+        return Spread(middle, low, high, len(ordered))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +112,11 @@ class Metrics:
     stages: tuple[tuple[float, str], ...] = ()  # (epoch, name) whenever `phase` changed
 
     def points(self, name: str) -> list[Point]:
-        column = self.columns.get(name)
-        return column.points if column else []
+        return self.columns[name].points if name in self.columns else []
+
+    def spread(self, name: str) -> Spread | None:
+        """Of a column without the first steps; None when there is nothing."""
+        return self.columns[name].spread() if name in self.columns else None
 
 
 def read_metrics_file(path: Path) -> tuple[Metrics, str]:

@@ -7,27 +7,95 @@ escaping could not run a script or load anything.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources, util
 from pathlib import Path
 from typing import Any
 
+from rich.progress import track
+
 from megabatch.errors import ConfigError
+from megabatch.files import write_atomically
 from megabatch.report.claim import headline, state
+from megabatch.report.curves import (
+    accuracy,
+    ensemble,
+    global_batch_size,
+    images_per_second,
+    loss,
+    lr,
+    momentum,
+    noise_scale,
+)
+from megabatch.report.draw import write_figures
 from megabatch.report.figure import COLORS, Figure, Missing, figure_as_data
-from megabatch.report.figures.network import NetworkTimes
-from megabatch.report.gather import all_figures, network_times
-from megabatch.report.markup import chip, escape, json_for_script, script_hash
-from megabatch.report.run import Run
-from megabatch.report.sections import claim_section, conditions_section, figures_section, repeat_section
+from megabatch.report.network import NetworkTimes, all_reduce, network_times
+from megabatch.report.plan_compare import predicted
+from megabatch.report.run import Run, read_runs
+from megabatch.report.sections import (
+    chip,
+    claim_section,
+    conditions_section,
+    escape,
+    figures_section,
+    repeat_section,
+)
+from megabatch.report.speed import efficiency, ranks, step_split
 from megabatch.report.torus import torus_as_data
 
-__all__ = ["Page", "build_page", "html_of"]
+__all__ = [
+    "Page",
+    "all_figures",
+    "build_page",
+    "html_of",
+    "json_for_script",
+    "script_hash",
+    "write_report",
+    "write_report_files",
+]
 
 _THEME = 'document.documentElement.dataset.theme=matchMedia("(prefers-color-scheme: dark)").matches?"dark":"light";'
+
+
+def write_report(folders: Sequence[Path], output: Path) -> None:
+    """Write the page of one or more run folders."""
+    runs = read_runs(folders)
+    write_atomically(output, html_of(build_page(runs), runs))
+
+
+def write_report_files(
+    folders: Sequence[Path],
+    output: Path | None,
+    figures: Path | None,
+    network: Path | None,
+    say: Callable[[str], None],
+) -> None:
+    """Write the page, and the figures where they are wanted; say where they are."""
+    runs = read_runs(folders)
+    times = network_times(runs, network)
+    page = output or (folders[0] / "report.html" if len(folders) == 1 else Path("comparison.html"))
+    if page.is_dir() or not page.absolute().parent.is_dir():
+        raise ConfigError(f"--output '{page}' is not a file in an existing folder; give one, for example report.html")
+    write_atomically(page, html_of(build_page(runs, times), runs))
+    say(f"page           {page}")
+    if figures is not None:
+        found = [one for one in all_figures(runs, times) if isinstance(one, Figure)]
+        files = write_figures(track(found, "figures", transient=True), figures)
+        say(f"figures        {len(files)} files in {figures}")
+
+
+def all_figures(runs: Sequence[Run], times: NetworkTimes | None = None) -> list[Figure | Missing]:
+    """Every figure in its order, or why it is not there."""
+    curves = (accuracy, loss, lr, global_batch_size, momentum, images_per_second)
+    return [
+        *(make(runs) for make in (*curves, step_split, ranks)),
+        all_reduce(times or network_times(runs)),
+        *(make(runs) for make in (efficiency, predicted, noise_scale, ensemble)),
+    ]
 
 
 @dataclass(frozen=True)
@@ -44,11 +112,12 @@ class Page:
 
 
 def build_page(runs: Sequence[Run], times: NetworkTimes | None = None, *, live: bool = False) -> Page:
-    """Everything the page shows of these runs."""
+    """Everything the page shows of these runs; `times` are those of the run folders unless they are given."""
+    times = times or network_times(runs)
     found = all_figures(runs, times)
     figures = [one for one in found if isinstance(one, Figure)]
     missing = [one for one in found if isinstance(one, Missing)]
-    torus = torus_as_data(runs[0], network_times(runs, times)) if len(runs) == 1 else None
+    torus = torus_as_data(runs[0], times) if len(runs) == 1 else None
     parts = {
         "claim": claim_section(runs),
         "conditions": conditions_section(runs),
@@ -70,11 +139,12 @@ def build_page(runs: Sequence[Run], times: NetworkTimes | None = None, *, live: 
 
 def html_of(page: Page, runs: Sequence[Run]) -> str:
     """The whole file."""
-    scripts = [_THEME, _plotly(), _asset("page.js"), _asset("torus.js")]
+    scripts = [_asset("torus.js"), _plotly(), _asset("page.js")]
+    allowed = " ".join(script_hash(source) for source in (_THEME, *scripts))
+    connect = "'self'" if page.data["live"] else "'none'"
     policy = (
-        f"default-src 'none'; script-src {' '.join(script_hash(source) for source in scripts)}; "
-        f"style-src 'unsafe-inline'; img-src data: blob:; connect-src {_connect(page)}; "
-        "base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
+        f"connect-src {connect}; base-uri 'none'; form-action 'none'"
     )
     name = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
     word, kind = state(runs[0]) if len(runs) == 1 else ("comparison", "")
@@ -98,12 +168,7 @@ def html_of(page: Page, runs: Sequence[Run]) -> str:
         "<footer>Made by <code>megabatch report</code>. Numbers are tagged measured, simulated or quoted.</footer>\n"
         f'<script type="application/json" id="report-data">{json_for_script(page.data)}</script>\n'
     )
-    order = [_asset("torus.js"), _plotly(), _asset("page.js")]
-    return head + body + "".join(f"<script>{source}</script>\n" for source in order) + "</body>\n</html>\n"
-
-
-def _connect(page: Page) -> str:
-    return "'self'" if page.data["live"] else "'none'"
+    return head + body + "".join(f"<script>{source}</script>\n" for source in scripts) + "</body>\n</html>\n"
 
 
 def _asset(name: str) -> str:
@@ -119,3 +184,14 @@ def _plotly() -> str:
         if bundle.is_file():
             return bundle.read_text(encoding="utf-8")
     raise ConfigError("the page needs the drawing library of 'plotly', which is not installed; pip install plotly")
+
+
+def json_for_script(value: Any) -> str:
+    """JSON that cannot end the script element it stands in, whatever its strings say."""
+    dumped = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return dumped.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def script_hash(source: str) -> str:
+    """The Content-Security-Policy source that allows exactly this inline script."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"

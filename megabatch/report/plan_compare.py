@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from megabatch.errors import DataError
+from megabatch.report.figure import Axis, Figure, Missing, Series
 from megabatch.report.metrics import LEFT_OUT_STEPS, Column, iterate_rows
 from megabatch.report.run import Run, read_run, setting
+from megabatch.report.units import count_text, percent_text, seconds_text
 from megabatch.report.untrusted import UnreadableError, items, number, table, text
 
-__all__ = ["LEFT_OUT_STEPS", "PartComparison", "PlanComparison", "compare", "compare_run"]
+__all__ = ["LEFT_OUT_STEPS", "PartComparison", "PlanComparison", "compare", "compare_run", "predicted"]
 
 _PER_STEP = (
     ("step", "step_seconds", "step_seconds"),
@@ -130,13 +132,15 @@ def compare(run: Run) -> PlanComparison:
             f"run '{run.name}' has {run.metrics.num_rows} steps{why}; at least {LEFT_OUT_STEPS + 1} are needed to "
             "compare it with its plan"
         )
-    step = columns["step_seconds"].quantile(0.5) if "step_seconds" in columns else None
+    measured_step = columns["step_seconds"].spread() if "step_seconds" in columns else None
+    step = said["step_seconds"][0] if "step_seconds" in said else measured_step.middle if measured_step else 0.0
     parts = []
     for part, key, name in _PER_STEP:
-        measured = columns[name].quantile(0.5) if name in columns else None
+        measured = columns[name].spread() if name in columns else None
         if key in said and measured is not None:
-            limits = _allowed(said[key], said["step_seconds"][0] if "step_seconds" in said else step)
-            parts.append(PartComparison(part, *limits, measured, len(columns[name].sample)))
+            middle, low, high = said[key]
+            high = max(high, _ALLOWANCE * step) if middle == 0 else high
+            parts.append(PartComparison(part, middle, low, high, measured.middle, measured.n))
     training, remark = _training(run, prediction)
     return PlanComparison((*parts, *training), _differences(run, batch, said), remark, batch)
 
@@ -149,13 +153,8 @@ def _interval(value: Any) -> tuple[float, float, float] | None:
     return middle, middle if low is None else low, middle if high is None else high
 
 
-def _allowed(said: tuple[float, float, float], step_seconds: float | None) -> tuple[float, float, float]:
-    middle, low, high = said
-    return (middle, low, max(high, _ALLOWANCE * (step_seconds or 0.0))) if middle == 0 else said
-
-
 def _planned_batch(plan: dict[str, Any], said: dict[str, tuple[float, float, float]]) -> tuple[float, float] | None:
-    """(total batch of the step that was priced, how far a run's may lie from it: it takes whole ghost batches)."""
+    """(global batch of the step that was priced, how far a run's may lie from it: it takes whole ghost batches)."""
     if "step_seconds" not in said or "images_per_second" not in said:
         return None
     batch = float(round(said["step_seconds"][0] * said["images_per_second"][0]))
@@ -164,7 +163,7 @@ def _planned_batch(plan: dict[str, Any], said: dict[str, tuple[float, float, flo
 
 
 def _steady(run: Run, planned: tuple[float, float] | None) -> tuple[float, dict[str, Column]]:
-    """The total batch to compare at, and its columns: the planned one, or else the one with most steps."""
+    """The global batch to compare at, and its columns: the planned one, or else the one with most steps."""
     by_batch: dict[float, dict[str, Column]] = {}
     counts: dict[float, int] = {}
     try:
@@ -213,12 +212,8 @@ def _differences(run: Run, batch: float, said: dict[str, tuple[float, float, flo
         if had is not None and not name.startswith(_OF_NO_ACCOUNT) and not _same(had, wanted):
             found.append(f"{text(name, 60)} {_shown(had)} instead of {_shown(wanted)}")
     planned = _planned_batch(run.plan, said)
-    if (
-        planned
-        and batch
-        and abs(batch - planned[0]) > planned[1]
-        and not any("global_batch_size" in one for one in found)
-    ):
+    is_told = any("global_batch_size" in one for one in found)
+    if planned and batch and abs(batch - planned[0]) > planned[1] and not is_told:
         found.append(f"steps of {batch:,.0f} images instead of {planned[0]:,.0f}")
     return tuple(found)
 
@@ -246,3 +241,53 @@ def _same(had: Any, wanted: Any) -> bool:
 def _shown(value: Any) -> str:
     found = number(value)
     return f"{found:g}" if found is not None and not float(found).is_integer() else text(value, 60) or "another"
+
+
+_TITLE = "Predicted against measured"
+_LABELS = {"step": "time per step", "images/s": "images per second", "training": "training time"}
+
+
+def predicted(runs: Sequence[Run]) -> Figure | Missing:
+    """The parts of a step, throughput and training time of `plan.json` and of the run, over the prediction."""
+    if len(runs) > 1:
+        return Missing("predicted", _TITLE, "shown in the report of a single run")
+    if not runs[0].plan and not any(one.startswith("plan.json") for one in runs[0].problems):
+        return Missing("predicted", _TITLE, "the run followed no plan (megabatch plan, then train --plan)")
+    try:
+        found = compare(runs[0])
+    except DataError as error:
+        return Missing("predicted", _TITLE, str(error))
+    drawn = [one for one in found.parts if one.predicted > 0]
+    if not drawn:
+        return Missing("predicted", _TITLE, "plan.json and the run have no number above 0 in common")
+    labels = tuple(_label(one) for one in drawn)
+    low, high = tuple(one.low / one.predicted for one in drawn), tuple(one.high / one.predicted for one in drawn)
+    ratios, counts = tuple(one.ratio for one in drawn), tuple(one.num_measured for one in drawn)
+    series = (
+        Series("predicted, 80 % interval", "predicted", labels, (1.0,) * len(drawn), "simulated", "points", low, high),
+        Series("measured", "speed", labels, ratios, "measured", "points", n=counts),
+    )
+    title = f"{labels[0].capitalize()} was {percent_text(drawn[0].ratio)} of the prediction"
+    if found.differences:
+        title += ", which was for another run"
+    sentences = [
+        found.difference_line,
+        "; ".join(_said(one) for one in found.parts),
+        f"{sum(one.inside for one in found.parts)} of {len(found.parts)} lie in their interval",
+        found.medians_line,
+        found.remark,
+        "Everything is drawn over its prediction" + (", if that is above 0" if len(drawn) < len(found.parts) else ""),
+    ]
+    caption = " ".join(f"{one[0].upper()}{one[1:]}." for one in sentences if one)
+    x, y = Axis("quantity", "category"), Axis("over the prediction [%]", percent=True)
+    return Figure("predicted", title, caption, x, y, series)
+
+
+def _label(one: PartComparison) -> str:
+    return _LABELS.get(one.part, one.part)
+
+
+def _said(one: PartComparison) -> str:
+    show = count_text if one.part == "images/s" else seconds_text
+    before = show(one.predicted) if one.predicted else f"none (at most {show(one.high)})"
+    return f"{_label(one)}: {before} predicted, {show(one.measured)} measured"

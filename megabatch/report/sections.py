@@ -1,23 +1,74 @@
-"""The four sections of the page as HTML."""
+"""The four sections of the page as HTML.
+
+Every text goes through `html.escape` here; nothing else in the report writes a tag around text of a run.
+"""
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
 from typing import Any
 
-from megabatch.report.claim import Tile, conditions, headline, repeat_commands, result_rows, tiles
-from megabatch.report.compare import differing_settings, flatten
+from megabatch.report.claim import (
+    Tile,
+    conditions,
+    differing_settings,
+    headline,
+    repeat_commands,
+    result_rows,
+    settings_of,
+    tiles,
+)
 from megabatch.report.figure import Figure, Missing, csv_rows, thin
-from megabatch.report.markup import chip, definitions, escape, html_table
 from megabatch.report.run import Run
 
-__all__ = ["claim_section", "conditions_section", "figures_section", "repeat_section"]
+__all__ = ["chip", "claim_section", "conditions_section", "escape", "figures_section", "html_table", "repeat_section"]
 
 MAX_TABLE_ROWS = 40
 
 
+def escape(value: str) -> str:
+    """Text for element content or a quoted attribute."""
+    return html.escape(value, quote=True)
+
+
+def chip(value: str, kind: str = "") -> str:
+    """A small rounded label."""
+    return f'<span class="chip{" " + escape(kind) if kind else ""}">{escape(value)}</span>'
+
+
+def html_table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], numeric: bool = True) -> str:
+    """A table with a caption, scoped headings, and columns of numbers aligned."""
+
+    def is_number(column: int) -> bool:
+        cells = [row[column] for row in rows if row[column] not in ("", "-")]
+        return numeric and bool(cells) and all(cell[:1].isdigit() or cell[:1] == "-" for cell in cells)
+
+    right = [is_number(column) for column in range(len(head))]
+    align = [' class="number"' if one else "" for one in right]
+    top = "".join(f'<th scope="col"{a}>{escape(cell)}</th>' for cell, a in zip(head, align, strict=True))
+    body = "".join(
+        "<tr>" + "".join(f"<td{a}>{escape(cell)}</td>" for cell, a in zip(row, align, strict=True)) + "</tr>"
+        for row in rows
+    )
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}">'
+        f"<table><caption>{escape(caption)}</caption>"
+        f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def definitions(rows: Sequence[tuple[str, str]]) -> str:
+    """Names and values."""
+    return (
+        '<dl class="facts">'
+        + "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in rows)
+        + "</dl>"
+    )
+
+
 def claim_section(runs: Sequence[Run]) -> str:
-    """The sentence, the numbers, what the recipe promised, and what was wrong with the folder."""
+    """The sentence, the numbers, what the recipe's reference says, and what was wrong with the folder."""
     # A hyphen at which no line breaks: "top-1" and names of runs stay whole.
     out = [f'<h1 id="claim-title">{escape(headline(runs)).replace("-", "&#8209;")}</h1>']
     out += [f'<p class="soft">{escape(", ".join(run.name for run in runs))}</p>']
@@ -33,9 +84,9 @@ def claim_section(runs: Sequence[Run]) -> str:
 
 
 def _tile(tile: Tile) -> str:
-    verdict = {True: chip("kept", "good"), False: chip("not reached", "bad"), None: ""}[tile.is_kept]
+    verdict = {True: chip("reached", "good"), False: chip("not reached", "bad"), None: ""}[tile.is_reached]
     reference = (
-        f'<div class="reference">{chip("quoted")} promised: {escape(tile.reference)} {verdict}</div>'
+        f'<div class="reference">{chip("quoted")} reference: {escape(tile.reference)} {verdict}</div>'
         if tile.reference
         else ""
     )
@@ -68,7 +119,7 @@ def conditions_section(runs: Sequence[Run]) -> str:
 
 
 def _settings(run: Run, index: int) -> str:
-    rows = [[name, value] for name, value in flatten(run.config).items()]
+    rows = [[name, value] for name, value in settings_of(run).items()]
     if not rows:
         return ""
     inside = html_table(f"Settings of {run.name}", ["setting", "value"], rows, numeric=False)

@@ -20,7 +20,7 @@ from typing import Any
 
 from megabatch.comm.phases import ALGORITHMS, WORLD, Phase, phases
 from megabatch.comm.shape import GridShape
-from megabatch.report.figures.network import NetworkTimes
+from megabatch.report.network import NetworkTimes
 from megabatch.report.run import Run
 from megabatch.report.untrusted import items, number, whole
 

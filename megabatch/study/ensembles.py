@@ -15,7 +15,7 @@ from typing import Any
 
 from megabatch.errors import TrainingError
 from megabatch.files import write_json
-from megabatch.report.record import read_json
+from megabatch.report.run import read_json
 from megabatch.study import run as running
 from megabatch.study.plan import Arm, Study
 

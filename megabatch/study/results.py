@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from megabatch.errors import DataError
-from megabatch.report.record import read_json
+from megabatch.report.run import read_json
 from megabatch.schedule.batch import parse_stages
 from megabatch.study.ensembles import number_of_run
 from megabatch.study.plan import Arm, Study

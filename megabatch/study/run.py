@@ -26,7 +26,7 @@ from typing import Literal
 from megabatch.errors import CheckpointError, MegabatchError
 from megabatch.files import write_atomically
 from megabatch.machine import usable_cores
-from megabatch.report.record import read_json
+from megabatch.report.run import read_json
 from megabatch.study.plan import Run
 from megabatch.train.folder import check_output
 from megabatch.train.launch import LAUNCHED_VARIABLE

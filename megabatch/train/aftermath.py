@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from megabatch.report.make import write_report
+from megabatch.report.page import write_report
 from megabatch.train.stopwatch import Stopwatch, ranks_table
 
 __all__ = ["gather_ranks", "report_at_the_end"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from megabatch.config import Config
-from megabatch.report.record import MetricsLog
+from megabatch.report.run import MetricsLog
 from megabatch.train.loggers import LogContext, open_loggers
 
 __all__ = ["Recorder"]

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from megabatch.report.claim import conditions, headline, kept, repeat_commands, result_rows, state, tiles
-from megabatch.report.run import read_run, read_runs
+from megabatch.report.claim import (
+    MAX_SETTINGS,
+    conditions,
+    differing_settings,
+    headline,
+    is_reached,
+    repeat_commands,
+    result_rows,
+    settings_of,
+    state,
+    tiles,
+)
+from megabatch.report.run import Run, read_run, read_runs
 from tests.report.folders import make_hostile_run, make_run
 
 
@@ -16,7 +28,7 @@ def test_a_finished_run_against_its_reference(tmp_path: Path) -> None:
     run = read_run(make_run(tmp_path / "a"))
     assert headline([run]) == "resnet8 reached 91.17 % top-1 in 2 min 25 s on 4 workers"
     accuracy, time, speed = tiles(run)
-    assert (accuracy.value, accuracy.reference, accuracy.is_kept) == ("91.17 %", "at least 90 % top-1", True)
+    assert (accuracy.value, accuracy.reference, accuracy.is_reached) == ("91.17 %", "at least 90 % top-1", True)
     assert "all 10,000 validation images" in accuracy.detail
     assert (time.value, time.reference) == ("2 min 25 s", "under 5 minutes on 2 CPU cores")
     assert "n" not in speed.value or "images/s" in speed.value
@@ -33,15 +45,15 @@ def test_a_finished_run_against_its_reference(tmp_path: Path) -> None:
         (0.76, "75.9 % (paper)", True),
     ],
 )
-def test_a_reference_is_kept_or_not_or_names_no_number(top1: float, reference: str, wanted: bool | None) -> None:
-    assert kept(top1, reference) is wanted
+def test_a_reference_is_reached_or_not_or_names_no_number(top1: float, reference: str, wanted: bool | None) -> None:
+    assert is_reached(top1, reference) is wanted
 
 
 def test_a_run_that_goes_on_claims_nothing_yet(tmp_path: Path) -> None:
     run = read_run(make_run(tmp_path / "a", finished=False))
     assert headline([run]) == "resnet8 after 4.00 epochs"
     assert state(run) == ("no result yet", "")
-    assert [(tile.label, tile.is_kept) for tile in tiles(run)] == [("Top-1 accuracy", None), ("Throughput", None)]
+    assert [(tile.label, tile.is_reached) for tile in tiles(run)] == [("Top-1 accuracy", None), ("Throughput", None)]
 
 
 def test_a_stopped_run_says_by_what(tmp_path: Path) -> None:
@@ -56,7 +68,7 @@ def test_conditions_name_machines_versions_grid_and_batch_stages(tmp_path: Path)
     assert found["hosts (workers)"] == "node0 (4)"
     assert found["batch stages"] == "0:256 2:512"
     assert "torch 2.13.0" in found["versions"]
-    assert found["all-reduce"] == "torus, fp32 on the wire"
+    assert found["all-reduce"] == "torus, gradients in fp32"
 
 
 def test_commands_repeat_the_run_and_quote_its_name(tmp_path: Path) -> None:
@@ -81,3 +93,32 @@ def test_hostile_values_do_not_raise(tmp_path: Path) -> None:
     assert conditions(run)
     assert repeat_commands(run)
     assert headline([run])
+
+
+def test_only_what_differs_is_listed(tmp_path: Path) -> None:
+    runs = read_runs([make_run(tmp_path / "a"), make_run(tmp_path / "b", seed=7, algorithm="ring")])
+    assert differing_settings(runs) == [("comm.algorithm", ["torus", "ring"]), ("train.seed", ["0", "7"])]
+    assert differing_settings(runs[:1] * 2) == []
+
+
+def test_a_setting_only_one_run_has_and_the_reference_which_is_no_setting(tmp_path: Path) -> None:
+    one = Run("a", tmp_path, config={"train": {"x": 1}, "reference": {"time": "a"}})
+    other = Run("b", tmp_path, config={"train": {}, "reference": {"time": "b"}})
+    assert differing_settings([one, other]) == [("train.x", ["1", "-"])]
+
+
+def test_schedules_are_shown_in_a_line() -> None:
+    pieces = [{"until_epoch": 4.0, "start": 0.1}, {"until_epoch": 8.0, "start": 0.2}]
+    shown = "[until_epoch=4.0, start=0.1; until_epoch=8.0, start=0.2]"
+    assert settings_of(Run("a", Path(), config={"lr": pieces})) == {"lr": shown}
+
+
+def test_deep_and_endless_settings_are_cut() -> None:
+    deep: dict[str, Any] = {"leaf": 1}
+    for _ in range(500):
+        deep = {"a": deep}
+    assert len(settings_of(Run("a", Path(), config=deep))) == 1
+    endless = {f"k{n}": n for n in range(10 * MAX_SETTINGS)}
+    assert len(settings_of(Run("a", Path(), config=endless))) <= MAX_SETTINGS
+    long = settings_of(Run("a", Path(), config={"x" * 1000: {"z": ["y" * 1000] * 1000}}))
+    assert all(len(name) <= 70 and len(value) <= 300 for name, value in long.items())

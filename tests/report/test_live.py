@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import http.client
 import json
+import signal
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -118,3 +122,23 @@ def test_a_browser_that_leaves_in_the_middle_of_the_page_is_no_error(
     assert ask(server, "/")[0] == 200
     time.sleep(0.5)
     assert capfd.readouterr().err == ""
+
+
+def test_the_live_page_is_served_until_ctrl_c(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", finished=False)
+    words = [sys.executable, "-u", "-m", "megabatch", "report", "--live", str(folder)]
+    server = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        said = server.stdout.readline()
+        url = said.split()[2]
+        with urllib.request.urlopen(url, timeout=20) as answer:
+            assert answer.status == 200
+        server.send_signal(signal.SIGINT)
+        begin = time.monotonic()
+        out, err = server.communicate(timeout=20)
+        assert time.monotonic() - begin < 20
+        assert (server.returncode, out, err) == (0, "stopped\n", "")
+    finally:
+        server.kill()
+        server.communicate()

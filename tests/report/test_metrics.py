@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from megabatch.report.metrics import LEFT_OUT_STEPS, MAX_SAMPLE, NUM_BUCKETS, Column, read_metrics_file
+from megabatch.report.metrics import LEFT_OUT_STEPS, MAX_SAMPLE, NUM_BUCKETS, Column, Spread, read_metrics_file
 
 
 def write(path: Path, num_rows: int, spikes: dict[int, float] | None = None) -> Path:
@@ -50,9 +50,10 @@ def test_quantiles_leave_out_the_first_steps_and_agree_with_sorting(tmp_path: Pa
     column = metrics.columns["loss"]
     values = sorted(p.value for p in column.points[LEFT_OUT_STEPS:])
     assert len(column.sample) == len(values) == 1001 - LEFT_OUT_STEPS
-    for part in (0.05, 0.5, 0.95, 1.0):
-        assert column.quantile(part) == values[math.ceil(part * len(values)) - 1]
-    assert Column().quantile(0.5) is None
+    middle, low, high = (values[math.ceil(part * len(values)) - 1] for part in (0.5, 0.05, 0.95))
+    assert column.spread() == metrics.spread("loss") == Spread(middle, low, high, len(values))
+    assert Column().spread() is None
+    assert metrics.spread("none") is None
 
 
 def test_the_sample_for_quantiles_is_bounded_and_stays_even() -> None:
@@ -60,9 +61,9 @@ def test_the_sample_for_quantiles_is_bounded_and_stays_even() -> None:
     for index in range(3 * MAX_SAMPLE):
         column.add(index, index, index, float(index), 0)
     assert len(column.sample) <= MAX_SAMPLE
-    middle = column.quantile(0.5)
-    assert middle is not None
-    assert abs(middle / (1.5 * MAX_SAMPLE) - 1) < 0.01
+    spread = column.spread()
+    assert spread is not None
+    assert abs(spread.middle / (1.5 * MAX_SAMPLE) - 1) < 0.01
 
 
 def test_stages_are_marked_where_they_change(tmp_path: Path) -> None:

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import base64
 import csv
+import hashlib
 import io
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from megabatch.errors import ConfigError
+from megabatch.errors import ConfigError, DataError
 from megabatch.report import page
-from megabatch.report.figure import Figure, csv_text
-from megabatch.report.gather import all_figures
-from megabatch.report.markup import script_hash
-from megabatch.report.page import build_page, html_of
+from megabatch.report.figure import Figure, Missing, csv_text
+from megabatch.report.page import (
+    all_figures,
+    build_page,
+    html_of,
+    json_for_script,
+    script_hash,
+    write_report,
+    write_report_files,
+)
 from megabatch.report.run import read_run, read_runs
 from tests.report.folders import HOSTILE, make_hostile_run, make_run
 
@@ -119,3 +129,98 @@ def test_the_library_is_read_without_importing_it(monkeypatch: pytest.MonkeyPatc
     assert "plotly.js" in library[:200]
     assert "</script" not in library.lower()
     assert "plotly" not in sys.modules
+
+
+def report(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "megabatch", "report", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+
+
+def test_a_page_in_the_run_folder_and_a_comparison_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    one, other = make_run(tmp_path / "a"), make_run(tmp_path / "b")
+    done = report(str(one))
+    assert (done.returncode, done.stderr) == (0, "")
+    first = (one / "report.html").read_bytes()
+    assert len(first) < 8_000_000
+    assert b"91.17 % top-1" in first
+    write_report([one], one / "report.html")
+    assert (one / "report.html").read_bytes() == first
+    done = report(str(one), str(other), cwd=tmp_path)
+    assert done.returncode == 0
+    assert b"2 runs compared" in (tmp_path / "comparison.html").read_bytes()
+
+
+def test_figures_are_written_beside(tmp_path: Path) -> None:
+    said: list[str] = []
+    write_report_files([make_run(tmp_path / "a")], tmp_path / "x.html", tmp_path / "figures", None, said.append)
+    names = sorted(path.name for path in (tmp_path / "figures").iterdir())
+    assert {"loss.svg", "loss.png", "loss.csv", "ranks.csv"} <= set(names)
+    assert said[1] == f"figures        {len(names)} files in {tmp_path / 'figures'}"
+
+
+def test_a_hostile_folder_gives_a_page(tmp_path: Path) -> None:
+    write_report([make_hostile_run(tmp_path / "a")], tmp_path / "x.html")
+    assert (tmp_path / "x.html").stat().st_size < 8_000_000
+
+
+@pytest.mark.parametrize(
+    "words", [["nowhere"], ["a", "--output", "missing/x.html"], ["a", "--network", "nothing.json"]]
+)
+def test_mistakes_are_one_line_and_exit_code_2(tmp_path: Path, words: list[str]) -> None:
+    make_run(tmp_path / "a", num_steps=3)
+    done = report(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_mistakes_are_our_errors(tmp_path: Path) -> None:
+    with pytest.raises(DataError):
+        write_report([tmp_path / "none"], tmp_path / "x.html")
+    with pytest.raises(ConfigError):
+        write_report_files([make_run(tmp_path / "a")], tmp_path, None, None, print)
+
+
+KEYS = [
+    *("accuracy", "loss", "lr", "global_batch_size", "momentum", "images_per_second", "step_split", "ranks"),
+    *("all_reduce", "efficiency", "predicted", "noise_scale", "ensemble"),
+]
+
+
+def test_every_figure_is_there_or_explained(tmp_path: Path) -> None:
+    for runs in (
+        [read_run(make_run(tmp_path / "a"))],
+        read_runs([make_run(tmp_path / "b"), make_run(tmp_path / "c", workers=2, grid="1x2")]),
+        [read_run(make_hostile_run(tmp_path / "d"))],
+    ):
+        found = all_figures(runs)
+        assert [one.key for one in found] == KEYS
+        for one in found:
+            assert one.title
+            if isinstance(one, Missing):
+                assert one.why
+            else:
+                assert one.caption
+                assert all(series.y for series in one.series)
+
+
+def test_json_cannot_end_its_script_element_and_reads_back() -> None:
+    value = {"a": "</script><!--", "b": ["&amp;", "\u2028"]}
+    dumped = json_for_script(value)
+    assert not set("<>&") & set(dumped)
+    assert json.loads(dumped) == value
+    with pytest.raises(ValueError, match="JSON"):
+        json_for_script({"a": float("nan")})
+
+
+def test_the_hash_is_what_a_policy_wants() -> None:
+    digest = base64.b64encode(hashlib.sha256(b"let a = 1;").digest()).decode()
+    assert script_hash("let a = 1;") == f"'sha256-{digest}'"

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from megabatch.errors import DataError
-from megabatch.report.plan_compare import PartComparison, compare_run
+from megabatch.report.figure import Figure, Missing
+from megabatch.report.plan_compare import PartComparison, compare_run, predicted
+from megabatch.report.run import Run, read_run, read_runs
 from tests.report.folders import make_run, row
 
 
@@ -133,3 +135,66 @@ def test_hostile_values_are_passed_over(tmp_path: Path) -> None:
     found = compare_run(folder)
     assert [one.part for one in found.parts] == ["step", "communication and waiting", "images/s"]
     assert found.differences == ()
+
+
+def run_with_plan(folder: Path, prediction: object, **plan: object) -> Run:
+    make_run(folder)
+    (folder / "plan.json").write_text(json.dumps({"megabatch_plan": 1, "prediction": prediction, **plan}))
+    return read_run(folder)
+
+
+FEW_PARTS = {
+    "step_seconds": {"low": 0.06, "middle": 0.08, "high": 0.12},
+    "data_seconds": {"low": 0, "middle": 0, "high": 0},
+    "images_per_second": {"low": 5600, "middle": 6400, "high": 8000},
+    "training_seconds": {"low": 100, "middle": 150, "high": 200},
+    "steps": 100,
+}
+
+
+def test_measured_over_predicted_with_the_interval(tmp_path: Path) -> None:
+    figure = predicted([run_with_plan(tmp_path / "a", FEW_PARTS)])
+    assert isinstance(figure, Figure)
+    before, after = figure.series
+    assert (before.tag, after.tag) == ("simulated", "measured")
+    assert before.x == ("time per step", "images per second", "training time")
+    assert before.low == pytest.approx((0.75, 0.875, 2 / 3))
+    assert before.high == pytest.approx((1.5, 1.25, 4 / 3))
+    assert after.y == pytest.approx((1.25, 3030 / 6400, 1.0))
+    assert after.n == (51, 51, 1)
+    assert figure.title == "Time per step was 125.00 % of the prediction"
+    assert "2 of 4 lie in their interval" in figure.caption  # what was predicted as 0 counts, and cannot be drawn
+    assert "waiting for data: none (at most 1.6 ms) predicted, 5 ms measured" in figure.caption
+    assert "Medians over steps of 512 images, the first 5 of the run left out." in figure.caption
+    assert "differs" not in figure.caption
+
+
+def test_the_terminal_and_the_page_say_the_same(tmp_path: Path) -> None:
+    run = run_with_plan(tmp_path / "a", FEW_PARTS, workers=8)
+    found, figure = compare_run(tmp_path / "a"), predicted([run])
+    assert isinstance(figure, Figure)
+    drawn = [one for one in found.parts if one.predicted]
+    assert figure.series[1].y == tuple(one.ratio for one in drawn)
+    assert figure.series[1].n == tuple(one.num_measured for one in drawn)
+    assert figure.caption.startswith("The run differs from its plan: 4 workers instead of 8.")
+    assert figure.title.endswith("of the prediction, which was for another run")
+
+
+def test_a_damaged_plan_is_a_reason(tmp_path: Path) -> None:
+    make_run(tmp_path / "a")
+    (tmp_path / "a" / "plan.json").write_text("{")
+    made = predicted([read_run(tmp_path / "a")])
+    assert isinstance(made, Missing)
+    assert "not whole JSON" in made.why
+
+
+@pytest.mark.parametrize("prediction", [None, [], {"step_seconds": {"middle": 0}}, {"step_seconds": {"middle": "x"}}])
+def test_a_plan_without_numbers_is_a_reason(tmp_path: Path, prediction: object) -> None:
+    made = predicted([run_with_plan(tmp_path / "a", prediction)])
+    assert isinstance(made, Missing)
+
+
+def test_no_plan_and_several_runs(tmp_path: Path) -> None:
+    runs = read_runs([make_run(tmp_path / "a"), make_run(tmp_path / "b")])
+    assert "no plan" in getattr(predicted(runs[:1]), "why", "")
+    assert isinstance(predicted(runs), Missing)

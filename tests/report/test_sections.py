@@ -7,12 +7,21 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from megabatch.report.figure import Axis, Figure, Missing, Series
-from megabatch.report.figures.network import NetworkTimes
-from megabatch.report.gather import all_figures
+from megabatch.report.network import NetworkTimes
+from megabatch.report.page import all_figures
 from megabatch.report.run import read_run, read_runs
-from megabatch.report.sections import claim_section, conditions_section, figures_section, repeat_section
+from megabatch.report.sections import (
+    chip,
+    claim_section,
+    conditions_section,
+    definitions,
+    escape,
+    figures_section,
+    html_table,
+    repeat_section,
+)
 from megabatch.report.torus import torus_as_data
-from tests.report.folders import make_hostile_run, make_run
+from tests.report.folders import HOSTILE, make_hostile_run, make_run
 
 
 class Elements(HTMLParser):
@@ -88,4 +97,21 @@ def test_a_broken_reference_is_shown_as_such(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a")
     (folder / "summary.json").write_text((folder / "summary.json").read_text().replace("0.9117", "0.5"))
     assert "not reached" in claim_section([read_run(folder)])
-    assert "kept" in claim_section([read_run(make_run(tmp_path / "b"))])
+    assert ">reached<" in claim_section([read_run(make_run(tmp_path / "b"))])
+
+
+def test_every_piece_escapes() -> None:
+    pieces = [chip(HOSTILE, HOSTILE), html_table(HOSTILE, [HOSTILE], [[HOSTILE]]), definitions([(HOSTILE, HOSTILE)])]
+    for piece in pieces:
+        assert "<script" not in piece
+        assert "<img" not in piece
+        assert 'onerror="' not in piece
+    assert escape("\"'<>&") == "&quot;&#x27;&lt;&gt;&amp;"
+
+
+def test_tables_have_captions_scopes_and_right_aligned_numbers() -> None:
+    made = html_table("what", ["name", "value"], [["a", "1.5"], ["b", "-"], ["c", "-3"]])
+    assert "<caption>what</caption>" in made
+    assert made.count('scope="col"') == 2
+    assert made.count('class="number"') == 4
+    assert 'class="number"' not in html_table("what", ["value"], [["1"]], numeric=False)

@@ -9,7 +9,7 @@ import pytest
 
 from megabatch.comm.phases import ALGORITHMS, Phase, phases
 from megabatch.comm.shape import parse_grid
-from megabatch.report.figures.network import NetworkTimes
+from megabatch.report.network import NetworkTimes
 from megabatch.report.run import Run, read_run
 from megabatch.report.torus import MAX_SIDE, moves, torus_as_data
 from tests.report.folders import make_hostile_run, make_run

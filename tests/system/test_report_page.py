@@ -15,8 +15,7 @@ from playwright.sync_api import Browser, Page
 
 from megabatch.comm.calibration import AxisCost, Calibration, MeasuredPoint, write_calibration_file
 from megabatch.report.figure import Figure, csv_text
-from megabatch.report.gather import all_figures
-from megabatch.report.make import write_report
+from megabatch.report.page import all_figures, write_report
 from megabatch.report.run import read_run
 from tests.report.folders import make_hostile_run, make_run
 from tests.system.browser import Watched, open_browser, open_page, wait_until

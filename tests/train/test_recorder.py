@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
-from megabatch.report.record import read_metrics
+from megabatch.report.run import read_metrics
 from megabatch.train.recorder import Recorder
 
 ROW: dict[str, float | int] = {"loss": 2.5, "top1": 0.25, "lr": 0.1, "global_batch_size": 64, "applied": 1}

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from megabatch.errors import ConfigError
-from megabatch.files import write_atomically
+from megabatch.files import flatten, write_atomically
 from megabatch.train.loggers import TAGS, LogContext
 
 __all__ = ["MlflowLogger"]
@@ -36,8 +36,8 @@ class MlflowLogger:
         experiment = found.experiment_id if found else self._client.create_experiment(settings.project)
         self._id = self._client.create_run(experiment, run_name=context.folder.name).info.run_id
         write_atomically(id_file, self._id)
-        flat = _flatten(context.config.model_dump(mode="json"))
-        self._client.log_batch(self._id, params=[Param(name, str(value)[:500]) for name, value in flat.items()][:100])
+        flat = flatten(context.config.model_dump(mode="json"))
+        self._client.log_batch(self._id, params=[Param(name, str(value)[:500]) for name, value in flat][:100])
 
     def row(self, row: dict[str, Any]) -> None:
         step, stamp = int(row["step"]), int(1000 * float(row.get("wall_seconds", 0.0)))
@@ -54,12 +54,3 @@ class MlflowLogger:
 
     def close(self) -> None:
         """Every call has already written."""
-
-
-def _flatten(table: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(table, dict):
-        return {prefix: table}
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        flat |= _flatten(value, f"{prefix}.{key}" if prefix else key)
-    return flat

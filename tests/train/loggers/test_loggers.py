@@ -10,7 +10,7 @@ import pytest
 
 from megabatch.errors import ConfigError
 from megabatch.recipes import load_config
-from megabatch.report.record import read_metrics
+from megabatch.report.run import read_metrics
 from megabatch.train.loggers import TAGS, LogContext, open_loggers
 from megabatch.train.loggers.mllog import MllogLogger
 from megabatch.train.recorder import Recorder

@@ -1,17 +1,17 @@
-"""Where the time of a step goes, on average and rank by rank."""
+"""Where the time of a step goes, on average and rank by rank, and how throughput grows with workers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
 
-from megabatch.report.figure import Axis, Figure, Missing, Series
-from megabatch.report.metrics import LEFT_OUT_STEPS
+from megabatch.report.figure import Axis, Figure, Missing, Series, algorithm_color
+from megabatch.report.metrics import LEFT_OUT_STEPS, Spread
 from megabatch.report.run import Run
 from megabatch.report.units import percent_text, seconds_text
 from megabatch.report.untrusted import items, number, table, text, whole
 
-__all__ = ["ranks", "step_split"]
+__all__ = ["efficiency", "ranks", "step_split"]
 
 PARTS = (
     ("data_seconds", "waiting for data", "data"),
@@ -20,6 +20,7 @@ PARTS = (
     ("communication_seconds", "exposed communication", "communication"),
     ("optimizer_seconds", "optimizer", "optimizer"),
 )
+_WHEN_NOT_SPLIT = (("compute_seconds", "forward, backward, optimizer", "compute"), ("other_seconds", "rest", "other"))
 MAX_RANKS = 32
 _SECONDS = Axis("time per step [s]", from_zero=True)
 
@@ -30,17 +31,18 @@ def step_split(runs: Sequence[Run]) -> Figure | Missing:
     rows = {run.name: split for run in runs if (split := _split(run))}
     if not rows:
         return Missing("step_split", title, "no row of metrics.jsonl carries step_seconds after the first steps")
-    parts = (*PARTS, ("compute_seconds", "forward, backward, optimizer", "compute"), _OTHER)
     series = []
-    for column, name, color in parts:
+    for column, name, color in (*PARTS, *_WHEN_NOT_SPLIT):
         found = [(run, *split[column]) for run, split in rows.items() if column in split]
         if found:
             names, middles, lows, highs, counts = zip(*found, strict=True)
             series.append(
                 Series(name, color, names, middles, low=lows, high=highs, n=counts, mark="bars", group="split")
             )
-    if len(rows) == 1:
-        title = _finding(next(iter(rows.values())))
+    total = sum(one.y[0] for one in series)
+    if len(rows) == 1 and total > 0:
+        waiting = sum(one.y[0] for one in series if one.color == "communication")
+        title = f"{percent_text(waiting / total)} of a step's {seconds_text(total)} is exposed communication"
     caption = (
         f"Median per step, means over workers, first {LEFT_OUT_STEPS} steps left out; hover for 5 % to 95 % "
         "and n. Exposed communication is what backward waits for gradients after its own work is done. The rest is "
@@ -49,35 +51,17 @@ def step_split(runs: Sequence[Run]) -> Figure | Missing:
     return Figure("step_split", title, caption, Axis("run", "category"), _SECONDS, tuple(series), horizontal=True)
 
 
-_OTHER = ("other_seconds", "rest", "other")
-_Split = dict[str, tuple[float, float, float, int]]
-
-
-def _split(run: Run) -> _Split:
-    columns = run.metrics.columns
-    whole_step = columns["step_seconds"].quantile(0.5) if "step_seconds" in columns else None
-    if whole_step is None:
+def _split(run: Run) -> dict[str, Spread]:
+    """Seconds of each part, and of what is left."""
+    step = run.metrics.spread("step_seconds")
+    if step is None:
         return {}
     wanted = [name for name, _, _ in PARTS]
-    if "forward_seconds" not in columns:
+    if "forward_seconds" not in run.metrics.columns:
         wanted = ["data_seconds", "communication_seconds", "compute_seconds"]
-    split: _Split = {}
-    for name in wanted:
-        column = columns.get(name)
-        middle, low, high = (column.quantile(q) if column else None for q in (0.5, 0.05, 0.95))
-        if column is not None and middle is not None and low is not None and high is not None:
-            split[name] = (middle, low, high, len(column.sample))
-    rest = max(0.0, whole_step - sum(part[0] for part in split.values()))
-    split["other_seconds"] = (rest, rest, rest, len(columns["step_seconds"].sample))
-    return split
-
-
-def _finding(split: _Split) -> str:
-    total = sum(part[0] for part in split.values())
-    waiting = split.get("communication_seconds", (0.0,))[0]
-    if total <= 0:
-        return "Where a step's time goes"
-    return f"{percent_text(waiting / total)} of a step's {seconds_text(total)} is exposed communication"
+    split = {name: spread for name in wanted if (spread := run.metrics.spread(name))}
+    rest = max(0.0, step.middle - sum(part.middle for part in split.values()))
+    return split | {"other_seconds": Spread(rest, rest, rest, step.n)}
 
 
 def ranks(runs: Sequence[Run]) -> Figure | Missing:
@@ -134,3 +118,45 @@ def _extremes(found: list[_Row], work: dict[int, float]) -> list[_Row]:
         return sorted(found, key=lambda row: row[0])
     ordered = sorted(found, key=lambda row: (-work[row[0]], row[0]))
     return ordered[: MAX_RANKS // 2] + ordered[-(MAX_RANKS // 2) :]
+
+
+def efficiency(runs: Sequence[Run]) -> Figure | Missing:
+    """Images per second and worker, relative to the smallest world, per all-reduce algorithm."""
+    key, title = "efficiency", "Scaling efficiency"
+    by_algorithm: dict[str, dict[int, list[float]]] = {}
+    for run in runs:
+        speed = run.metrics.spread("images_per_second")
+        if run.world_size and speed and speed.middle:
+            by_algorithm.setdefault(run.algorithm, {}).setdefault(run.world_size, []).append(speed.middle)
+    counts = {workers for speeds in by_algorithm.values() for workers in speeds}
+    if len(counts) < 2:
+        return Missing(key, title, "it takes runs with different numbers of workers: megabatch report RUN RUN ...")
+    base = min(counts)
+    base_speeds = [speed for speeds in by_algorithm.values() for speed in speeds.get(base, [])]
+    per_worker = sum(base_speeds) / len(base_speeds) / base
+    series = []
+    for algorithm in sorted(by_algorithm):
+        workers = sorted(by_algorithm[algorithm])
+        parts = {count: [speed / count / per_worker for speed in by_algorithm[algorithm][count]] for count in workers}
+        series.append(
+            Series(
+                algorithm,
+                algorithm_color(algorithm),
+                tuple(float(count) for count in workers),
+                tuple(sum(parts[count]) / len(parts[count]) for count in workers),
+                low=tuple(min(parts[count]) for count in workers),
+                high=tuple(max(parts[count]) for count in workers),
+                n=tuple(len(parts[count]) for count in workers),
+                mark="line" if len(workers) > 1 else "points",
+            )
+        )
+    most = max(counts)
+    series.append(Series("ideal", "ideal", (float(base), float(most)), (1.0, 1.0), tag="ideal", dashed=True))
+    best = max(y for one in series[:-1] for x, y in zip(one.x, one.y, strict=True) if x == most)
+    title = f"{percent_text(best)} scaling efficiency at {most:,} workers"
+    caption = (
+        f"Median images/s of a run per worker, over that of {base} worker{'s' if base > 1 else ''}; bars from "
+        "the lowest to the highest of n runs. The ideal line is every worker as fast as in the smallest world."
+    )
+    y = Axis("efficiency [%]", percent=True, from_zero=True)
+    return Figure(key, title, caption, Axis("workers", "log2"), y, tuple(series))

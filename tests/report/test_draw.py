@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 
 from megabatch.errors import ConfigError
+from megabatch.report.draw import write_figures
 from megabatch.report.figure import Axis, Figure, Series, csv_text
-from megabatch.report.figures.network import NetworkTimes
-from megabatch.report.files import write_figures
-from megabatch.report.gather import all_figures
+from megabatch.report.network import NetworkTimes
+from megabatch.report.page import all_figures
 from megabatch.report.run import read_run
 from tests.report.folders import HOSTILE, make_run
 

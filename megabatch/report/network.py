@@ -1,0 +1,200 @@
+"""A measured network: read from a calibration file or from what `bench allreduce --json` printed, and drawn.
+
+The one place where `report` reads files of `comm`: both formats are defined there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from megabatch.comm.calibration import Calibration, calibration_from_text
+from megabatch.comm.phases import ALGORITHMS, phases
+from megabatch.comm.price import all_reduce_seconds, phase_seconds
+from megabatch.errors import ConfigError, DataError
+from megabatch.report.figure import ALGORITHM_COLORS, Axis, Figure, Missing, Series, algorithm_color
+from megabatch.report.run import Run
+from megabatch.report.units import bytes_text
+from megabatch.report.untrusted import (
+    MAX_FILE_BYTES,
+    UnreadableError,
+    items,
+    number,
+    open_regular,
+    parse_json,
+    table,
+    text,
+    whole,
+)
+
+__all__ = ["NetworkTimes", "all_reduce", "network_times", "read_network"]
+
+TITLE = "All-reduce time by message size"
+_NEEDED = "give a file of `megabatch bench allreduce --output`"
+_LINE_POINTS = 25
+_MAX_ROWS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkTimes:
+    """What is known of the network: rows of `bench allreduce --json` or points of a calibration, and modelled points.
+
+    `phase_seconds` are modelled seconds of each phase of each algorithm for a message of `message_bytes`.
+    """
+
+    measured: tuple[dict[str, Any], ...] = ()
+    modelled: tuple[dict[str, Any], ...] = ()
+    phase_seconds: dict[str, list[float]] = field(default_factory=dict)
+    message_bytes: int = 0
+    source: str = ""
+
+
+def network_times(runs: Sequence[Run], path: Path | None = None) -> NetworkTimes:
+    """From the file that was given, or else from the first run folder that holds a `calibration.json`.
+
+    Raises:
+        DataError: the file that was given cannot be used.
+    """
+    if path is not None:
+        return read_network(path, _gradient_bytes(runs[0]))
+    for run in runs:
+        own = run.folder / "calibration.json"
+        if own.is_file():
+            with contextlib.suppress(DataError):
+                return read_network(own, _gradient_bytes(run))
+    return NetworkTimes()
+
+
+def _gradient_bytes(run: Run) -> int:
+    return whole(run.environment.get("gradient_bytes"), 1, 2**50) or 0
+
+
+def read_network(path: Path, message_bytes: int = 0) -> NetworkTimes:
+    """Measured points, and modelled ones where the axes were measured; `message_bytes` is what the animation sends.
+
+    Raises:
+        DataError: the file is neither of the two.
+    """
+    try:
+        with open_regular(path) as file:
+            data = file.read(MAX_FILE_BYTES)
+        content = parse_json(data)
+    except FileNotFoundError:
+        raise DataError(f"'{path}' does not exist; {_NEEDED}") from None
+    except (UnreadableError, OSError) as error:
+        raise DataError(f"'{path}' {error}; {_NEEDED}") from None
+    source = text(path.name, 80)
+    if "megabatch_calibration" in table(content):
+        try:
+            calibration = calibration_from_text(data.decode(), f"'{path}'")
+        except (ConfigError, UnicodeDecodeError) as error:
+            raise DataError(str(error)) from None
+        return _of_calibration(calibration, message_bytes, source)
+    rows = items(content if isinstance(content, list) else table(content).get("rows"), _MAX_ROWS)
+    if not rows:
+        raise DataError(f"'{path}' holds no all-reduce times; {_NEEDED}")
+    return NetworkTimes(tuple(row for row in rows if isinstance(row, dict)), source=source)
+
+
+def _of_calibration(calibration: Calibration, message_bytes: int, source: str) -> NetworkTimes:
+    """Points as measured; lines and times of phases as the measured links say they should be."""
+    measured = tuple(asdict(point) for point in calibration.points)
+    if not calibration.axes:  # only whole all-reduces were measured
+        return NetworkTimes(measured, message_bytes=message_bytes, source=source)
+    shape = calibration.shape
+    links, sizes = calibration.links(shape), [point.message_bytes for point in calibration.points]
+    # The backend does as it sees fit: a line for it would be a guess.
+    algorithms = sorted({point.algorithm for point in calibration.points} & ALGORITHMS.keys() - {"backend"})
+    lines = tuple(
+        {
+            "algorithm": name,
+            "message_bytes": size,
+            "seconds": all_reduce_seconds(phases(name, shape), shape, links, size),
+        }
+        for name in algorithms
+        for size in _spaced(min(sizes), max(sizes))
+    )
+    by_phase = {
+        name: [phase_seconds(phase, shape, links, message_bytes) for phase in phases(name, shape)]
+        for name in ALGORITHMS
+        if message_bytes
+    }
+    return NetworkTimes(measured, lines, by_phase, message_bytes, source)
+
+
+def _spaced(low: int, high: int) -> list[int]:
+    """Sizes from `low` to `high`, equally far apart on a logarithmic axis."""
+    ratio = (high / low) ** (1 / (_LINE_POINTS - 1))
+    return sorted({round(low * ratio**step) for step in range(_LINE_POINTS)})
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    size: int
+    seconds: float
+    high_seconds: float | None
+    count: int | None
+
+
+def all_reduce(times: NetworkTimes) -> Figure | Missing:
+    """Seconds of a whole all-reduce over its size, one colour per algorithm."""
+    measured = _cells(times.measured)
+    if not measured:
+        why = "no measurement was given; make one with `megabatch bench allreduce --output FILE`, then --network FILE"
+        return Missing("all_reduce", TITLE, why)
+    series = []
+    for algorithm, cells in measured.items():
+        xs, ys = tuple(float(cell.size) for cell in cells), tuple(cell.seconds for cell in cells)
+        known = [
+            (c.seconds, c.high_seconds, c.count) for c in cells if c.high_seconds is not None and c.count is not None
+        ]
+        # p95 is only shown where every cell of the algorithm has one.
+        low, high, count = (tuple(v) for v in zip(*known, strict=True)) if len(known) == len(cells) else ((), (), ())
+        series.append(Series(algorithm, algorithm_color(algorithm), xs, ys, mark="points", low=low, high=high, n=count))
+    for algorithm, cells in _cells(times.modelled).items():
+        xs, ys = tuple(float(cell.size) for cell in cells), tuple(cell.seconds for cell in cells)
+        series.append(
+            Series(f"{algorithm}, modelled", algorithm_color(algorithm), xs, ys, tag="simulated", dashed=True)
+        )
+    caption = "Points: median over rounds of the slowest rank"
+    caption += ", bars up to p95, n on hover." if any(one.n for one in series) else "."
+    if times.modelled:
+        caption += " Lines: the phase list priced with the latency and rate measured on each axis."
+    if times.source:
+        caption += f" From {times.source}."
+    x, y = Axis("message [bytes]", "log2"), Axis("time of one all-reduce [s]", "log")
+    return Figure("all_reduce", _finding(measured), caption, x, y, tuple(series))
+
+
+def _cells(rows: Sequence[Any]) -> dict[str, list[_Cell]]:
+    found: dict[str, dict[int, _Cell]] = {}
+    for row in rows:
+        values = table(row)
+        name, size = text(values.get("algorithm"), 40), whole(values.get("message_bytes"), 1, 2**50)
+        seconds = number(values.get("seconds")) or number(values.get("p50_seconds"))
+        if name and size and seconds and seconds > 0:
+            high, count = number(values.get("p95_seconds")), whole(values.get("iterations"), 1)
+            found.setdefault(name, {})[size] = _Cell(size, seconds, high, count)
+    known = [name for name in ALGORITHM_COLORS if name in found]
+    order = known + sorted(found.keys() - set(known))
+    return {name: [found[name][size] for size in sorted(found[name])] for name in order[:20]}
+
+
+def _finding(measured: dict[str, list[_Cell]]) -> str:
+    """The fastest algorithm at the largest size that at least two algorithms share."""
+    sizes: dict[int, dict[str, float]] = {}
+    for algorithm, cells in measured.items():
+        for cell in cells:
+            sizes.setdefault(cell.size, {})[algorithm] = cell.seconds
+    shared = [size for size, by_name in sizes.items() if len(by_name) > 1]
+    if not shared:
+        return TITLE
+    by_name = sizes[max(shared)]
+    fastest = min(by_name, key=lambda name: (by_name[name], name))
+    if "backend" in by_name and fastest != "backend":
+        ratio = by_name["backend"] / by_name[fastest]
+        return f"At {bytes_text(max(shared))} {fastest} is fastest, {ratio:.2f} times the backend's own"
+    return f"At {bytes_text(max(shared))} {fastest} is fastest"
