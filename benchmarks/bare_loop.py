@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from megabatch.data.sources import open_source
+from megabatch.data.formats import open_source
 from megabatch.model.registry import build_model
 
 

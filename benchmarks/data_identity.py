@@ -17,7 +17,7 @@ from pathlib import Path
 
 from megabatch.data.augment import Augmentation
 from megabatch.data.batches import Feeding
-from megabatch.data.detect import open_splits
+from megabatch.data.formats import open_splits
 from megabatch.data.loader import GhostLoader
 from megabatch.data.sources import Source
 from megabatch.schedule.batch import Step, iterate_steps, parse_stages

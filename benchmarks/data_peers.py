@@ -26,10 +26,9 @@ from torch.utils.data import DataLoader, Dataset
 from megabatch.data.augment import Augmentation, resized_crop_box
 from megabatch.data.batches import Feeding
 from megabatch.data.decode import Decoding
-from megabatch.data.encoded import EncodedImages
 from megabatch.data.loader import GhostLoader
 from megabatch.data.randomness import keyed_uniforms
-from megabatch.data.sources import Source
+from megabatch.data.sources import EncodedImages, Source
 from megabatch.schedule.batch import iterate_steps
 
 SIZE, BATCH = 224, 48

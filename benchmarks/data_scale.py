@@ -21,11 +21,11 @@ import psutil
 
 from megabatch.data.augment import Augmentation
 from megabatch.data.batches import Feeding
+from megabatch.data.formats import open_source
 from megabatch.data.index import ShardIndex, cached_index
 from megabatch.data.loader import GhostLoader
 from megabatch.data.randomness import epoch_order
 from megabatch.data.shards import TarImages
-from megabatch.data.sources import open_source
 from megabatch.data.storage import LocalFiles
 from megabatch.schedule.batch import iterate_steps
 

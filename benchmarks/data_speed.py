@@ -22,9 +22,9 @@ import torch
 
 from benchmarks import data_peers as peers
 from megabatch.data.decode import Decoding
+from megabatch.data.formats import open_source
 from megabatch.data.native import native, why_not
 from megabatch.data.pack import Packing, pack
-from megabatch.data.sources import open_source
 
 # What must be reached, by contestant: against the reference.
 AT_LEAST = {

@@ -20,8 +20,8 @@ import tempfile
 from pathlib import Path
 
 from megabatch.data.augment import Augmentation
+from megabatch.data.formats import open_source
 from megabatch.data.loader import GhostLoader
-from megabatch.data.sources import open_source
 from megabatch.recipes import load_config
 from megabatch.schedule.batch import iterate_steps, parse_stages
 

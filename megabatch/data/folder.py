@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from megabatch.data.encoded import EncodedImages
 from megabatch.data.sources import (
     MEMORY_LIMIT_BYTES,
+    EncodedImages,
+    MissingSplitError,
     Source,
     Split,
     checked_labels,
@@ -78,7 +79,7 @@ def _class_names(root: Path, split: Split) -> list[str]:
     here = _subfolders(root / split)
     if not here:
         found = ", ".join(_subfolders(root)) or "no folders"
-        raise DataError(f"{root} has no {split}/<class>/ folders (found: {found}); arrange the images that way")
+        raise MissingSplitError(f"{root} has no {split}/<class>/ folders (found: {found}); arrange the images that way")
     everywhere = _subfolders(root / "train") or here
     if strangers := sorted(set(here) - set(everywhere)):
         raise DataError(

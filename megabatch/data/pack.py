@@ -8,7 +8,6 @@ and listed.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from megabatch.data.shards import index_shards
 from megabatch.data.sources import Source, image_name
 from megabatch.data.storage import LocalFiles
 from megabatch.data.tar import BLOCK_BYTES, tar_header
+from megabatch.data.verify import labels_sha256
 from megabatch.errors import DataError
 from megabatch.files import write_atomically, write_json
 from megabatch.machine import usable_cores
@@ -116,7 +116,7 @@ def _begin(source: Source, folder: Path, split: str, packing: Packing) -> None:
     plan = {
         **asdict(packing),
         "images": len(source),
-        "labels_sha256": hashlib.sha256(source.labels.astype("<i8").tobytes()).hexdigest(),
+        "labels_sha256": labels_sha256(source),
     }
     path = folder / f"{split}.pack.json"
     if path.exists():

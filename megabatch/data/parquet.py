@@ -23,10 +23,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from megabatch.data.encoded import EncodedImages
 from megabatch.data.index import ShardIndex, cached_index
 from megabatch.data.sources import (
     MEMORY_LIMIT_BYTES,
+    EncodedImages,
+    MissingSplitError,
     Source,
     Split,
     checked_labels,
@@ -176,7 +177,8 @@ def choose_files(path: Path, split: Split) -> tuple[list[Path], str]:
     if not others and only not in split_words:
         return groups[only], only or split
     wanted = " or ".join(f"{word}-*.parquet" for word in FIRST_WORDS[split])
-    raise DataError(f"{path} has no {wanted} (found: {', '.join(sorted(f.name for f in files)[:5])}); rename the files")
+    found = ", ".join(sorted(f.name for f in files)[:5])
+    raise MissingSplitError(f"{path} has no {wanted} (found: {found}); rename the files")
 
 
 def _index(files: list[Path], stamps: tuple[FileStamp, ...], image_column: str, label_column: str) -> ShardIndex:

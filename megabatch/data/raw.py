@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megabatch.data.sources import Source, Split, checked_labels, existing_folder
+from megabatch.data.sources import MissingSplitError, Source, Split, checked_labels, existing_folder
 from megabatch.errors import DataError
 from megabatch.files import write_atomically
 
@@ -69,7 +69,7 @@ def open_raw(path: Path, split: Split, *, num_classes: int | None = None) -> Sou
 def raw_files(path: Path, split: Split) -> list[Path]:
     files = sorted(existing_folder(path).glob(f"{split}-*.raw"))
     if not files:
-        raise DataError(f"{path} has no {split}-*.raw files; make them with `megabatch data pack --to raw`")
+        raise MissingSplitError(f"{path} has no {split}-*.raw files; make them with `megabatch data pack --to raw`")
     return files
 
 

@@ -23,9 +23,17 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from megabatch.data.encoded import EncodedImages
 from megabatch.data.index import ShardIndex, cached_index, index_name, parse_index
-from megabatch.data.sources import MEMORY_LIMIT_BYTES, Source, Split, checked_labels, existing_folder, in_memory
+from megabatch.data.sources import (
+    MEMORY_LIMIT_BYTES,
+    EncodedImages,
+    MissingSplitError,
+    Source,
+    Split,
+    checked_labels,
+    existing_folder,
+    in_memory,
+)
 from megabatch.data.storage import BLOCK_BYTES as REMOTE_BLOCK_BYTES
 from megabatch.data.storage import (
     CACHE_LIMIT_BYTES,
@@ -141,7 +149,8 @@ def split_of_names(names: Sequence[str], split: Split, place: str) -> set[str]:
             return found
     if any(words[name] & {w for known in SPLIT_WORDS.values() for w in known} for name in names):
         wanted = " or ".join(SPLIT_WORDS[split])
-        raise DataError(f"{place} has no shard with {wanted} in its name (found: {', '.join(names[:5])}); rename them")
+        found_names = ", ".join(names[:5])
+        raise MissingSplitError(f"{place} has no shard with {wanted} in its name (found: {found_names}); rename them")
     return set(names)
 
 

@@ -42,7 +42,7 @@ def pack_and_show(
     kind: str | None,
     as_json: bool,
 ) -> None:
-    from megabatch.data.detect import open_splits
+    from megabatch.data.formats import open_splits
     from megabatch.data.pack import Format, Packing, default_jobs, pack
 
     if to not in get_args(Format):
@@ -65,10 +65,9 @@ def pack_and_show(
 
 
 def verify_and_show(path: Path, split: str, kind: str | None, jobs: int, manifest: bool, as_json: bool) -> int:
-    from megabatch.data.detect import detect_kind, open_splits
-    from megabatch.data.manifest import write_manifest
+    from megabatch.data.formats import detect_kind, open_splits
     from megabatch.data.pack import default_jobs
-    from megabatch.data.verify import verify
+    from megabatch.data.verify import verify, write_manifest
 
     kind = kind or detect_kind(path)
     tables: dict[str, Any] = {}
@@ -110,8 +109,8 @@ def _print_findings(tables: dict[str, Any]) -> None:
 
 
 def compare_and_show(path: Path, split: str, kind: str | None) -> None:
-    from megabatch.data.detect import detect_kind, open_splits
-    from megabatch.data.manifest import compare_checksums
+    from megabatch.data.formats import detect_kind, open_splits
+    from megabatch.data.verify import compare_checksums
 
     kind = kind or detect_kind(path)
     for name, _ in open_splits(path, kind, split):
@@ -134,8 +133,7 @@ def bench_and_show(
     from megabatch.data.augment import Augmentation
     from megabatch.data.bench import measure_speed
     from megabatch.data.decode import Decoding, check_decoder
-    from megabatch.data.detect import open_splits
-    from megabatch.data.sources import open_source
+    from megabatch.data.formats import open_source, open_splits
 
     check_decoder(decoder)
     changes: dict[str, Any] = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4} if alter else {}

@@ -1,47 +1,41 @@
-"""What a set of labelled images must offer, and how one is opened by kind and path.
+"""What a set of labelled images must offer, and what the kinds of sets share.
 
-A new kind joins by offering `Source`, passing the shared suite in the tests and getting a line in `_opener`. A kind
-that stores encoded images also offers `HasBytes` of `megabatch.data.encoded`, so that only what is wanted of a
-image is decoded. Images are random access: the order of training, its sharding over workers and its resumption
-are decided elsewhere, from indices alone.
+A new kind joins by offering `Source`, passing the shared suite in the tests and getting a line in
+`megabatch.data.formats`. A kind that stores encoded images also offers `HasBytes`, so that only what is wanted of an
+image is decoded. Images are random access: the order of training, its sharding over ranks and its resumption are
+decided elsewhere, from indices alone.
 """
 
 from __future__ import annotations
 
-import inspect
+import abc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from megabatch.errors import ConfigError, DataError, nearest
+from megabatch.data.decode import decode_image
+from megabatch.errors import DataError
 from megabatch.machine import usable_cores
 
 __all__ = [
-    "KINDS",
-    "MEMORY_LIMIT_BYTES",
-    "ImageArray",
-    "Source",
-    "Split",
-    "check_same_classes",
-    "checked_labels",
-    "existing_folder",
-    "image_name",
-    "in_memory",
-    "open_source",
+    *("MEMORY_LIMIT_BYTES", "EncodedImages", "HasBytes", "ImageArray", "MissingSplitError", "Source", "Split"),
+    *("check_same_classes", "checked_labels", "existing_folder", "image_name", "in_memory"),
 ]
 
 Split = Literal["train", "val"]
 
-KINDS = ("fashion-mnist", "folder", "generated", "idx", "mnist", "parquet", "raw", "tar")
-
 MEMORY_LIMIT_BYTES = 512 * 2**20
-"""A set of one image size that needs no more than this is kept decoded in memory (CIFAR-10: 147 MiB)."""
+"""A set of one image size that needs no more than this is decoded once and stays in memory (CIFAR-10: 147 MiB)."""
 
 _CHUNK_IMAGES = 256
+
+
+class MissingSplitError(DataError):
+    """A set without a trace of the split that was asked for; the other split may well be there."""
 
 
 class Source(Protocol):
@@ -56,6 +50,33 @@ class Source(Protocol):
 
     def read(self, index: int) -> NDArray[np.uint8]:
         """The decoded image, [height, width, channels]; DataError naming it when it is unreadable."""
+
+
+@runtime_checkable
+class HasBytes(Protocol):
+    """A source that can hand out its images as they are stored: JPEG, PNG or WebP."""
+
+    def read_bytes(self, index: int) -> bytes: ...
+
+    def name_of(self, index: int) -> str: ...
+
+
+class EncodedImages(abc.ABC):
+    """A source that knows where the bytes are; decoding them is the same for all kinds."""
+
+    channels: int
+
+    @abc.abstractmethod
+    def read_bytes(self, index: int) -> bytes:
+        """The encoded image; DataError naming it when it cannot be had."""
+
+    @abc.abstractmethod
+    def name_of(self, index: int) -> str:
+        """Which image it is, for people: a path, or a member and its shard."""
+
+    def read(self, index: int) -> NDArray[np.uint8]:
+        """The decoded image, [height, width, channels]; DataError naming it when it is unreadable."""
+        return decode_image(self.read_bytes(index), self.channels, lambda: self.name_of(index))
 
 
 class ImageArray:
@@ -78,41 +99,6 @@ class ImageArray:
     def read(self, index: int) -> NDArray[np.uint8]:
         image: NDArray[np.uint8] = self.images[index]
         return image
-
-
-def open_source(kind: str, path: Path | str | None, split: Split, **options: Any) -> Source:
-    """Opens one split of a set of images and checks its labels.
-
-    Kinds and their options (all take `num_classes`): `fashion-mnist` (path, or None for where it is on this machine),
-    `mnist` and `idx` (folder of idx files), `parquet` (`channels`, `image_column`, `label_column`,
-    `memory_limit_bytes`), `folder` and `tar` (`channels`, `memory_limit_bytes`), `raw`, `generated` (no path;
-    `num_images`, `image_size`, `channels`, `seed`, `memory_limit_bytes`).
-
-    Raises:
-        ConfigError: unknown kind, split or option.
-        DataError: missing, unreadable or wrong images or labels.
-    """
-    if split not in get_args(Split):
-        raise ConfigError(f"split is '{split}'; it must be train or val")
-    is_remote = isinstance(path, str) and "://" in path
-    opener = _opener("remote " + kind if is_remote and kind == "tar" else kind)
-    if is_remote and kind != "tar":
-        raise ConfigError(f"{path} is a remote address, which only tar shards can be read from; mount it for '{kind}'")
-    path = Path(path) if isinstance(path, str) and not is_remote else path
-    known = [name for name, p in inspect.signature(opener).parameters.items() if p.kind is p.KEYWORD_ONLY]
-    for option in options:
-        if option not in known:
-            raise ConfigError(
-                f"data source '{kind}' has no option '{option}' (known: {', '.join(known)})" + nearest(option, known)
-            )
-    if options.get("channels", 3) not in (1, 3):
-        raise ConfigError(f"channels is {options['channels']}; images have 1 (grey) or 3 (colour)")
-    if kind == "generated":
-        if path is not None:
-            raise ConfigError(f"data source 'generated' takes no path, given {path}; leave the path out")
-    elif path is None and kind != "fashion-mnist":
-        raise DataError(f"data source '{kind}' needs a path and none was given; name the folder that holds it")
-    return opener(path, split, **options)
 
 
 def image_name(source: Source, index: int) -> str:
@@ -207,36 +193,3 @@ def existing_folder(path: Path) -> Path:
         problem = "is not a folder" if path.exists() else "does not exist"
         raise DataError(f"the data path {path} {problem}; give the folder that holds the images")
     return path
-
-
-def _opener(kind: str) -> Callable[..., Source]:
-    """The function that opens one kind; imported when asked for, because pyarrow is slow to load."""
-    if kind in ("fashion-mnist", "idx", "mnist"):
-        from megabatch.data import idx
-
-        return {"fashion-mnist": idx.open_fashion_mnist, "mnist": idx.open_mnist}.get(kind, idx.open_idx)
-    if kind == "parquet":
-        from megabatch.data.parquet import open_parquet
-
-        return open_parquet
-    if kind == "folder":
-        from megabatch.data.folder import open_folder
-
-        return open_folder
-    if kind == "remote tar":
-        from megabatch.data.shards import open_remote_tar
-
-        return open_remote_tar
-    if kind == "tar":
-        from megabatch.data.shards import open_tar
-
-        return open_tar
-    if kind == "raw":
-        from megabatch.data.raw import open_raw
-
-        return open_raw
-    if kind == "generated":
-        from megabatch.data.generated import open_generated
-
-        return open_generated
-    raise ConfigError(f"unknown data source '{kind}' (known: {', '.join(KINDS)}){nearest(kind, KINDS)}")

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from megabatch.data.encoded import HasBytes
-from megabatch.data.sources import MEMORY_LIMIT_BYTES, ImageArray, Source, image_name, in_memory
+from megabatch.data.sources import MEMORY_LIMIT_BYTES, HasBytes, ImageArray, Source, image_name, in_memory
 from megabatch.errors import DataError
 
 __all__ = ["EncodedSubset", "Subset", "downscale", "limit_and_hold_out", "mixed_order"]

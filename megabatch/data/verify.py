@@ -1,21 +1,45 @@
-"""Decodes every image of a set, lists the broken ones, counts the classes: what should be known before a long run."""
+"""Decodes every image of a set, lists the broken ones, counts the classes, and writes down what was there.
+
+`megabatch data verify` writes `megabatch-manifest.<split>.json` into the set's folder: files with checksums, labels,
+broken images. At the start of a run the set is compared with it as far as that takes no time: the names and sizes of
+the files, the checksum of each file's first and last 64 KiB, the number of images and the checksum of all labels. The
+checksums of whole files are compared by `megabatch data verify --checksums`.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from megabatch.data.broken_images import Broken
-from megabatch.data.sources import Source, image_name
+from megabatch.data.formats import files_of
+from megabatch.data.sources import Source, Split, image_name
 from megabatch.errors import DataError
+from megabatch.files import write_json
 
-__all__ = ["Findings", "verify"]
+__all__ = [
+    "Findings",
+    "check_manifest",
+    "compare_checksums",
+    "labels_sha256",
+    "manifest_path",
+    "verify",
+    "write_manifest",
+]
 
+FORMAT = 1
+EDGE_BYTES = 64 * 1024
+_CHUNK_BYTES = 2**20
 _CHUNK_IMAGES = 64
+_CHECKSUM_THREADS = 4
 
 
 @dataclass(frozen=True)
@@ -58,3 +82,113 @@ def verify(source: Source, jobs: int, progress: Callable[[int], None] = lambda c
     if not largest[0]:
         smallest = largest
     return Findings(len(source), counts, smallest, largest, tuple(all_broken))
+
+
+def manifest_path(path: Path, split: Split) -> Path:
+    return (path if path.is_dir() else path.parent) / f"megabatch-manifest.{split}.json"
+
+
+def write_manifest(kind: str, path: Path, split: Split, source: Source, findings: Findings) -> Path:
+    """Write down what was found; returns where."""
+    with ThreadPoolExecutor(_CHECKSUM_THREADS) as pool:
+        files = list(pool.map(_describe, files_of(kind, path, split)))
+    table = {
+        "format": FORMAT,
+        "kind": kind,
+        "num_images": len(source),
+        "num_classes": source.num_classes,
+        "labels_sha256": labels_sha256(source),
+        "class_counts": findings.class_counts.tolist(),
+        "files": files,
+        "broken": [asdict(one) for one in findings.broken],
+    }
+    place = manifest_path(path, split)
+    write_json(place, table)
+    return place
+
+
+def check_manifest(kind: str, path: Path, split: Split, source: Source) -> str:
+    """Compare a set with its manifest, if it has one; returns a line for the log, or an empty one.
+
+    Raises:
+        DataError: what differs.
+    """
+    place = manifest_path(path, split)
+    if not place.is_file():
+        return ""
+    table = _read(place)
+    if table["kind"] != kind:
+        return ""
+    _same(place, "number of images", len(source), table["num_images"])
+    _same(place, "checksum of the labels", labels_sha256(source), table["labels_sha256"])
+    files = files_of(kind, path, split)
+    _same(place, "list of files", [file.name for file in files], [entry["name"] for entry in table["files"]])
+    for file, entry in zip(files, table["files"], strict=True):
+        _same(place, f"size of {file.name}", file.stat().st_size, entry["num_bytes"])
+        _same(place, f"checksum of the ends of {file.name}", _edges_sum(file), entry["edges_sha256"])
+    broken = f", {len(table['broken'])} of them broken" if table["broken"] else ""
+    return f"{source.name}: {len(source):,} images as verified{broken}"
+
+
+def compare_checksums(kind: str, path: Path, split: Split) -> int:
+    """Compare the content of every file with the manifest; returns how many files there are."""
+    place = manifest_path(path, split)
+    if not place.is_file():
+        raise DataError(f"{place} does not exist; write it with `megabatch data verify` first")
+    table, files = _read(place), files_of(kind, path, split)
+    _same(place, "list of files", [file.name for file in files], [entry["name"] for entry in table["files"]])
+    with ThreadPoolExecutor(_CHECKSUM_THREADS) as pool:
+        for file, entry, found in zip(files, table["files"], pool.map(_whole_sum, files), strict=True):
+            _same(place, f"checksum of {file.name}", found, entry["sha256"])
+    return len(files)
+
+
+def labels_sha256(source: Source) -> str:
+    return hashlib.sha256(source.labels.astype("<i8").tobytes()).hexdigest()
+
+
+def _read(place: Path) -> dict[str, Any]:
+    try:
+        table = json.loads(place.read_text(encoding="utf-8"))
+        if table["format"] != FORMAT or not isinstance(table["files"], list):
+            raise ValueError(f"format {table['format']}")
+        return dict(table)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"cannot read the manifest {place}: {error}; write it again with `megabatch data verify`"
+        ) from error
+
+
+def _same(place: Path, what: str, found: Any, stated: Any) -> None:
+    if found != stated:
+        short = "" if isinstance(found, list) else f" ({found}, the manifest says {stated})"
+        raise DataError(
+            f"the {what} differs from {place}{short}; restore the set, or write the manifest again with "
+            "`megabatch data verify`"
+        )
+
+
+def _describe(file: Path) -> dict[str, Any]:
+    return {
+        "name": file.name,
+        "num_bytes": file.stat().st_size,
+        "sha256": _whole_sum(file),
+        "edges_sha256": _edges_sum(file),
+    }
+
+
+def _whole_sum(file: Path) -> str:
+    digest = hashlib.sha256()
+    with open(file, "rb") as opened:
+        while chunk := opened.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _edges_sum(file: Path) -> str:
+    digest = hashlib.sha256()
+    with open(file, "rb") as opened:
+        digest.update(opened.read(EDGE_BYTES))
+        opened.seek(max(0, file.stat().st_size - EDGE_BYTES))
+        digest.update(opened.read(EDGE_BYTES))
+    return digest.hexdigest()

@@ -17,9 +17,10 @@ from megabatch.comm.hook import gradient_hook
 from megabatch.comm.noise_scale import NoiseScale
 from megabatch.comm.shape import GridShape
 from megabatch.config import Config, OptimizerConfig
-from megabatch.data.manifest import check_manifest
-from megabatch.data.sources import Source, check_same_classes, open_source
+from megabatch.data.formats import open_source
+from megabatch.data.sources import Source, check_same_classes
 from megabatch.data.subset import downscale, limit_and_hold_out
+from megabatch.data.verify import check_manifest
 from megabatch.errors import ConfigError, DataError
 from megabatch.model.norm import GhostStatistics
 from megabatch.model.registry import build_model

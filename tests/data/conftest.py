@@ -18,9 +18,10 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from megabatch.data.formats import open_source
 from megabatch.data.native import native
 from megabatch.data.raw import write_raw_table
-from megabatch.data.sources import Source, open_source
+from megabatch.data.sources import Source
 
 SPLITS = ("train", "val")
 

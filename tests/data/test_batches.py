@@ -16,8 +16,9 @@ from megabatch.data.augment import Augmentation, pad_crop_flip, resized_crop_box
 from megabatch.data.batches import GREY, Feeding, assemble_evaluation, assemble_training, evaluation_batches, fit
 from megabatch.data.broken_images import BrokenLog
 from megabatch.data.decode import EXACT, resize
+from megabatch.data.formats import open_source
 from megabatch.data.randomness import keyed_uniforms
-from megabatch.data.sources import ImageArray, Source, open_source
+from megabatch.data.sources import ImageArray, Source
 from megabatch.errors import DataError
 from tests.data.conftest import MANY_SIZES, ImageSet, make_folder, make_parquet, random_images
 

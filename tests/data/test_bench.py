@@ -7,7 +7,8 @@ import pytest
 from megabatch.data.augment import Augmentation
 from megabatch.data.bench import STAGES, Speed, measure_speed
 from megabatch.data.decode import EXACT
-from megabatch.data.sources import Source, open_source
+from megabatch.data.formats import open_source
+from megabatch.data.sources import Source
 from tests.data.conftest import MANY_SIZES, make_folder
 
 

@@ -20,9 +20,10 @@ from megabatch.data import broken_images
 from megabatch.data.augment import Augmentation
 from megabatch.data.batches import Feeding, assemble_training
 from megabatch.data.broken_images import BrokenLog
+from megabatch.data.formats import open_source
 from megabatch.data.loader import Ghost, GhostLoader
 from megabatch.data.randomness import stream
-from megabatch.data.sources import ImageArray, Source, open_source
+from megabatch.data.sources import ImageArray, Source
 from megabatch.errors import DataError
 from megabatch.schedule.batch import Step, iterate_steps, parse_stages
 from tests.data.conftest import write_tar

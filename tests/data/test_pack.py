@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from megabatch.data import pack as module
-from megabatch.data.encoded import HasBytes
+from megabatch.data.formats import open_source
 from megabatch.data.jpeg import read_jpeg_header
 from megabatch.data.pack import Format, Packing, pack
-from megabatch.data.sources import ImageArray, Source, open_source
+from megabatch.data.sources import HasBytes, ImageArray, Source
 from megabatch.errors import DataError
 from tests.data.conftest import write_tar
 from tests.data.images import encoded, photograph, turned

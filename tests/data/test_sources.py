@@ -1,4 +1,4 @@
-"""The suite that every source passes, and the mistakes that opening one must explain."""
+"""Every kind of source passes one suite."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import pytest
 from numpy.typing import NDArray
 
 from megabatch.data.decode import decode_image
-from megabatch.data.encoded import HasBytes
+from megabatch.data.formats import KINDS, open_source
 from megabatch.data.sources import (
-    KINDS,
+    EncodedImages,
+    HasBytes,
     ImageArray,
     Source,
     Split,
@@ -22,10 +23,9 @@ from megabatch.data.sources import (
     checked_labels,
     image_name,
     in_memory,
-    open_source,
 )
 from megabatch.errors import ConfigError, DataError
-from tests.data.conftest import MAKERS, ImageSet
+from tests.data.conftest import MAKERS, ImageSet, png_bytes, random_images
 
 SPLITS: tuple[Split, ...] = ("train", "val")
 
@@ -269,3 +269,25 @@ def test_in_memory_gives_up_on_a_late_odd_size() -> None:
     np.testing.assert_array_equal(kept.images, np.stack(images))
     images[999] = np.zeros((3, 2, 1), dtype=np.uint8)
     assert in_memory(listed) is listed
+
+
+class Two(EncodedImages):
+    channels = 3
+    images = random_images(0, [(3, 4)], 3)
+
+    def read_bytes(self, index: int) -> bytes:
+        return png_bytes(self.images[0]) if index == 0 else b"nothing"
+
+    def name_of(self, index: int) -> str:
+        return f"number {index}"
+
+
+def test_reading_decodes_and_names_what_cannot_be_decoded() -> None:
+    np.testing.assert_array_equal(Two().read(0), Two.images[0])
+    with pytest.raises(DataError, match="cannot decode the image number 1: "):
+        Two().read(1)
+
+
+def test_sources_that_have_bytes_are_told_from_those_that_have_none() -> None:
+    assert isinstance(Two(), HasBytes)
+    assert not isinstance(ImageArray("a", np.zeros((1, 2, 2, 3), dtype=np.uint8), [0]), HasBytes)

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from megabatch.data import storage as module
+from megabatch.data.formats import open_source
 from megabatch.data.pack import Packing, pack
 from megabatch.data.shards import open_remote_tar
-from megabatch.data.sources import open_source
 from megabatch.data.storage import BlockCache, LocalFiles, RemoteFiles, is_remote
 from megabatch.errors import ConfigError, DataError
 from tests.data.conftest import MANY_SIZES, ImageSet, make_tar

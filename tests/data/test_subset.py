@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megabatch.data.encoded import HasBytes
-from megabatch.data.sources import ImageArray, open_source
+from megabatch.data.formats import open_source
+from megabatch.data.sources import HasBytes, ImageArray
 from megabatch.data.subset import EncodedSubset, Subset, downscale, limit_and_hold_out, mixed_order
 from megabatch.errors import DataError
 from tests.data.conftest import MANY_SIZES, make_folder

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from megabatch.data.manifest import write_manifest
-from megabatch.data.sources import open_source
-from megabatch.data.verify import verify
+from megabatch.data.formats import open_source
+from megabatch.data.verify import verify, write_manifest
 from megabatch.errors import DataError
 from megabatch.train.build import open_images
 from tests.data.conftest import write_tar

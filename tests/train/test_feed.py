@@ -10,7 +10,8 @@ import torch
 from megabatch.config import Config
 from megabatch.data.broken_images import Broken
 from megabatch.data.decode import Decoding
-from megabatch.data.sources import ImageArray, open_source
+from megabatch.data.formats import open_source
+from megabatch.data.sources import ImageArray
 from megabatch.errors import ConfigError
 from megabatch.recipes import load_config
 from megabatch.train.feed import Feeds, cores_of_worker, feeding_of, image_size_at, largest_image_size

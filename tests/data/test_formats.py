@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from megabatch.data.detect import detect_kind, open_splits
+from megabatch.data.formats import detect_kind, open_splits
+from megabatch.data.sources import MissingSplitError
 from megabatch.errors import ConfigError, DataError
 from tests.data.conftest import MAKERS, png_bytes, random_images, write_parquet, write_tar
 
@@ -41,6 +42,29 @@ def test_damage_is_not_taken_for_a_missing_split(tmp_path: Path) -> None:
     shard.write_bytes(shard.read_bytes()[:600])
     with pytest.raises(DataError, match="is truncated"):
         open_splits(tmp_path)
+    write_tar(shard, [("a.png", b"x")])
+    with pytest.raises(DataError, match=r"has no .cls or .json member"):
+        open_splits(tmp_path)
+    shard.write_bytes(b"x" * 2048)
+    with pytest.raises(DataError, match="has no tar header"):
+        open_splits(tmp_path)
+
+
+def test_an_empty_class_is_not_taken_for_a_missing_split(tmp_path: Path) -> None:
+    MAKERS["folder-many-sizes"](tmp_path)
+    (tmp_path / "val" / "bee").mkdir()
+    with pytest.raises(DataError, match="has no images"):
+        open_splits(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "raw", "folder"])
+def test_a_missing_split_of_every_kind(tmp_path: Path, kind: str) -> None:
+    MAKERS[f"{kind}-many-sizes"](tmp_path)
+    for path in (*tmp_path.glob("test-*"), *tmp_path.glob("val-*"), *tmp_path.glob("val")):
+        path.rename(tmp_path.parent / f"{tmp_path.name}-{path.name}")
+    assert [split for split, _ in open_splits(tmp_path)] == ["train"]
+    with pytest.raises(MissingSplitError, match="has no"):
+        open_splits(tmp_path, kind, "val")
 
 
 def test_mistakes(tmp_path: Path) -> None:

@@ -1,0 +1,154 @@
+"""The formats of sets of images: how each is opened, how one is recognised at a path, which files hold a split."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+from megabatch.data.folder import open_folder
+from megabatch.data.generated import open_generated
+from megabatch.data.idx import open_fashion_mnist, open_idx, open_mnist
+from megabatch.data.raw import open_raw, raw_files
+from megabatch.data.shards import open_remote_tar, open_tar, tar_files
+from megabatch.data.sources import MissingSplitError, Source, Split
+from megabatch.data.storage import is_remote
+from megabatch.errors import ConfigError, DataError, nearest
+
+__all__ = ["KINDS", "detect_kind", "files_of", "open_source", "open_splits"]
+
+SPLITS: tuple[Split, ...] = get_args(Split)
+
+KINDS = ("fashion-mnist", "folder", "generated", "idx", "mnist", "parquet", "raw", "tar")
+_OPENERS: dict[str, Callable[..., Source]] = {
+    "fashion-mnist": open_fashion_mnist,
+    "folder": open_folder,
+    "generated": open_generated,
+    "idx": open_idx,
+    "mnist": open_mnist,
+    "raw": open_raw,
+    "tar": open_tar,
+}
+
+
+def open_source(kind: str, path: Path | str | None, split: Split, **options: Any) -> Source:
+    """Opens one split of a set of images and checks its labels.
+
+    Kinds and their options (all take `num_classes`): `fashion-mnist` (path, or None for where it is on this machine),
+    `mnist` and `idx` (folder of idx files), `parquet` (`channels`, `image_column`, `label_column`,
+    `memory_limit_bytes`), `folder` and `tar` (`channels`, `memory_limit_bytes`), `raw`, `generated` (no path;
+    `num_images`, `image_size`, `channels`, `seed`, `memory_limit_bytes`).
+
+    Raises:
+        ConfigError: unknown kind, split or option.
+        DataError: missing, unreadable or wrong images or labels.
+    """
+    _check_split(split)
+    opener = _opener(kind)
+    if isinstance(path, str) and is_remote(path):
+        if kind != "tar":
+            raise ConfigError(
+                f"{path} is a remote address, which only tar shards can be read from; mount it for '{kind}'"
+            )
+        opener = open_remote_tar
+    elif isinstance(path, str):
+        path = Path(path)
+    known = _options(opener)
+    for option in options:
+        if option not in known:
+            raise ConfigError(
+                f"data source '{kind}' has no option '{option}' (known: {', '.join(known)})" + nearest(option, known)
+            )
+    if options.get("channels", 3) not in (1, 3):
+        raise ConfigError(f"channels is {options['channels']}; images have 1 (grey) or 3 (colour)")
+    if kind == "generated":
+        if path is not None:
+            raise ConfigError(f"data source 'generated' takes no path, given {path}; leave the path out")
+    elif path is None and kind != "fashion-mnist":
+        raise DataError(f"data source '{kind}' needs a path and none was given; name the folder that holds it")
+    return opener(path, split, **options)
+
+
+def detect_kind(path: Path) -> str:
+    """The kind of the set at a path, by the names of its files.
+
+    Raises:
+        DataError: nothing there that is known.
+    """
+    if not path.exists():
+        raise DataError(f"the data path {path} does not exist; give the folder that holds the images")
+    for suffix in ("tar", "parquet", "raw"):
+        if path.suffix == f".{suffix}" or (path.is_dir() and any(path.glob(f"*.{suffix}"))):
+            return suffix
+    if path.is_dir() and any((path / split).is_dir() for split in SPLITS):
+        return "folder"
+    if path.is_dir() and any(path.glob("*-idx3-ubyte*")):
+        return "idx"
+    raise DataError(
+        f"{path} holds no *.tar, *.parquet, *.raw or idx files and no train/ or val/ folder; "
+        "name the kind with --source"
+    )
+
+
+def open_splits(path: Path, kind: str | None = None, wanted: str = "") -> list[tuple[Split, Source]]:
+    """The splits of a set, not decoded ahead: the wanted one, or all there are.
+
+    A set without splits serves the same images as any; it is taken once, as train.
+
+    Raises:
+        ConfigError: an unknown kind or split.
+        DataError: a set that cannot be opened.
+    """
+    if wanted:
+        _check_split(wanted)
+    kind = kind or detect_kind(path)
+    # Decoding ahead would be in vain for who looks at every image once.
+    limit = {"memory_limit_bytes": 0} if "memory_limit_bytes" in _options(_opener(kind)) else {}
+    opened: list[tuple[Split, Source]] = []
+    missing: MissingSplitError | None = None
+    for split in SPLITS:
+        if wanted in ("", split):
+            try:
+                opened.append((split, open_source(kind, path, split, **limit)))
+            except MissingSplitError as error:
+                missing = error
+    if missing is not None and not opened:
+        raise missing
+    if len(opened) == 2 and _same_images(opened[0][1], opened[1][1]):
+        return opened[:1]
+    return opened
+
+
+def files_of(kind: str, path: Path, split: Split) -> list[Path]:
+    """The files that hold a split; none for kinds that are not made of shards."""
+    if kind == "parquet":
+        from megabatch.data.parquet import choose_files
+
+        return choose_files(path, split)[0]
+    files = {"raw": raw_files, "tar": tar_files}.get(kind)
+    return files(path, split) if files else []
+
+
+def _opener(kind: str) -> Callable[..., Source]:
+    if kind == "parquet":  # imported when asked for, because pyarrow is slow to load
+        from megabatch.data.parquet import open_parquet
+
+        return open_parquet
+    if kind not in _OPENERS:
+        raise ConfigError(f"unknown data source '{kind}' (known: {', '.join(KINDS)}){nearest(kind, KINDS)}")
+    return _OPENERS[kind]
+
+
+def _options(opener: Callable[..., Source]) -> list[str]:
+    return [name for name, p in inspect.signature(opener).parameters.items() if p.kind is p.KEYWORD_ONLY]
+
+
+def _check_split(split: str) -> None:
+    if split not in SPLITS:
+        raise ConfigError(f"split is '{split}'; it must be train or val")
+
+
+def _same_images(one: Source, other: Source) -> bool:
+    names = [getattr(source, "name_of", None) for source in (one, other)]
+    return len(one) == len(other) and names[0] is not None and names[1] is not None and names[0](0) == names[1](0)
