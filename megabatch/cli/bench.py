@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -131,6 +131,20 @@ def bench_data(
     debug: Debug = False,
 ) -> None:
     """Images per core and second: time of read, decode, augment, collate; cores that a rate needs."""
-    from megabatch.data.show import bench_and_show
+    from megabatch.bench.data import bench_images, result_lines
+    from megabatch.data.augment import Augmentation
+    from megabatch.data.decode import DecoderName, Decoding, check_decoder
 
-    bench_and_show(path, source, crop, alter, image_size, decoder, reduce_jpeg, images, rounds, need, as_json)
+    check_decoder(decoder)
+    decoding = Decoding(cast(DecoderName, decoder), reduce_jpeg)
+    strength = 0.4 if alter else 0.0
+    augmentation = Augmentation(
+        crop=cast(Any, crop),  # which Augmentation checks
+        padding=4 if crop == "pad" else 0,
+        flip=True,
+        brightness=strength,
+        contrast=strength,
+        saturation=strength,
+    )
+    result = bench_images(path, source, augmentation, image_size, decoding, images, rounds, need)
+    print(json.dumps(result) if as_json else "\n".join(result_lines(result)))

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast, get_args
 
 import typer
 
 from megabatch.cli.options import Debug, Json
 
 __all__ = ["app"]
+
+SHOWN_BROKEN = 20
+MOST_JOBS = 32
 
 app = typer.Typer(no_args_is_help=True, help="Get, pack and verify images to train on.")
 
@@ -61,9 +67,27 @@ def data_pack(
     debug: Debug = False,
 ) -> None:
     """Write a set as tar shards, parquet or raw pixels: in parallel, resumable, always the same bytes."""
-    from megabatch.data.show import pack_and_show
+    from megabatch.data.formats import open_splits
+    from megabatch.data.pack import Format, Packing, pack
+    from megabatch.errors import ConfigError
 
-    pack_and_show(path, output, to, resize, quality, images_per_shard, max_broken_share, jobs, split, source, as_json)
+    if to not in get_args(Format):
+        raise ConfigError(f"--to is '{to}'; it must be one of {', '.join(get_args(Format))}")
+    packing = Packing(cast(Format, to), resize, quality, images_per_shard)
+    counts: dict[str, Any] = {}
+    for name, images in open_splits(path, source, split):
+        with _bar(f"packing {name}", len(images), as_json) as progress:
+            counts[name] = pack(images, output, name, packing, jobs or _default_jobs(), progress, max_broken_share)
+    if as_json:
+        print(json.dumps(counts))
+        return
+    for packed, found in counts.items():
+        kept = f", {found['kept_shards']} of them from before" if found["kept_shards"] else ""
+        broken = f", {found['broken']} broken left out" if found["broken"] else ""
+        print(
+            f"{packed}: {found['images']:,} images, {found['bytes'] / 1e6:,.1f} MB in {found['shards']} files"
+            f"{kept}{broken}"
+        )
 
 
 @app.command(
@@ -81,9 +105,56 @@ def data_verify(
     debug: Debug = False,
 ) -> None:
     """Decode every image, list the broken ones, count the classes, write a manifest. Exit 1 when some are broken."""
-    from megabatch.data.show import compare_and_show, verify_and_show
+    from megabatch.data.formats import detect_kind, open_splits
+    from megabatch.data.verify import compare_checksums, verify, write_manifest
 
+    kind = source or detect_kind(path)
+    splits = open_splits(path, kind, split)
     if checksums:
-        compare_and_show(path, split, source)
+        for name, _ in splits:
+            print(f"{name}: {compare_checksums(kind, path, name)} files are as the manifest says")
         return
-    raise typer.Exit(verify_and_show(path, split, source, jobs, manifest, as_json))
+    tables: dict[str, Any] = {}
+    for name, images in splits:
+        with _bar(f"verifying {name}", len(images), as_json) as progress:
+            findings = verify(images, jobs or _default_jobs(), progress)
+        place = write_manifest(kind, path, name, images, findings) if manifest else None
+        tables[name] = findings.as_table() | {"manifest": str(place) if place else None}
+    print(json.dumps(tables)) if as_json else _print_findings(tables)
+    raise typer.Exit(1 if any(table["broken"] for table in tables.values()) else 0)
+
+
+def _print_findings(tables: dict[str, Any]) -> None:
+    for name, table in tables.items():
+        smallest, largest = (f"{width}x{height}" for height, width in (table["smallest_image"], table["largest_image"]))
+        print(
+            f"{name}: {table['images']:,} images from {smallest} to {largest}, {table['classes']} classes of "
+            f"{table['smallest_class']} to {table['largest_class']}, {len(table['broken'])} broken"
+        )
+        if table["empty_classes"]:
+            print(f"  classes without an image: {', '.join(map(str, table['empty_classes'][:SHOWN_BROKEN]))}")
+        for one in table["broken"][:SHOWN_BROKEN]:
+            print(f"  {one['index']}: {one['reason']}")
+        if len(table["broken"]) > SHOWN_BROKEN:
+            print(f"  and {len(table['broken']) - SHOWN_BROKEN} more; see --json")
+        if table["manifest"]:
+            print(f"  manifest: {table['manifest']}")
+
+
+@contextmanager
+def _bar(what: str, total: int, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """A progress bar on a terminal, nothing elsewhere; the handle takes how many more are done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda count: progress.advance(task, count)
+
+
+def _default_jobs() -> int:
+    from megabatch.machine import usable_cores
+
+    return min(MOST_JOBS, usable_cores())

@@ -32,7 +32,6 @@ from megabatch.data.tar import BLOCK_BYTES, tar_header
 from megabatch.data.verify import labels_sha256
 from megabatch.errors import DataError
 from megabatch.files import write_atomically, write_json
-from megabatch.machine import usable_cores
 
 __all__ = ["Packing", "pack"]
 
@@ -225,7 +224,3 @@ _WRITERS: dict[str, Callable[[Path, list[tuple[int, _Packed]], int], None]] = {
     "parquet": _write_parquet,
     "raw": _write_raw,
 }
-
-
-def default_jobs() -> int:
-    return min(32, usable_cores())

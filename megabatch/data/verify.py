@@ -52,9 +52,18 @@ class Findings:
     largest: tuple[int, int]
     broken: tuple[Broken, ...]
 
-    @property
-    def empty_classes(self) -> list[int]:
-        return np.flatnonzero(self.class_counts == 0).tolist()
+    def as_table(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "images": self.num_images,
+            "classes": len(self.class_counts),
+            "smallest_class": int(self.class_counts.min()),
+            "largest_class": int(self.class_counts.max()),
+            "empty_classes": np.flatnonzero(self.class_counts == 0).tolist(),
+            "smallest_image": self.smallest,
+            "largest_image": self.largest,
+            "broken": [asdict(one) for one in self.broken],
+        }
 
 
 def verify(source: Source, jobs: int, progress: Callable[[int], None] = lambda count: None) -> Findings:

@@ -26,7 +26,7 @@ def test_broken_images_and_empty_classes_are_found(tmp_path: Path, jobs: int) ->
     assert [one.index for one in findings.broken] == [4, 10]
     assert findings.broken[0].name.endswith("bee/004.png")
     assert findings.class_counts.tolist() == [4, 5, 2, 0, 0]
-    assert findings.empty_classes == [3, 4]
+    assert findings.as_table()["empty_classes"] == [3, 4]
     assert sum(done) == findings.num_images == 11
     sizes = [size for number, size in enumerate(MANY_SIZES["train"]) if number not in (4, 10)]
     assert findings.smallest == min(sizes, key=lambda s: s[0] * s[1])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -19,12 +20,13 @@ from numpy.typing import NDArray
 from megabatch.data.augment import Augmentation, distort, pad_crop_flip, resized_crop_box
 from megabatch.data.batches import Job, fit
 from megabatch.data.decode import Decoding, crop_resized, decode_image, resize_into
+from megabatch.data.formats import open_source, open_splits
 from megabatch.data.jpeg import Box
 from megabatch.data.native import native, why_not
 from megabatch.data.randomness import keyed_uniforms
 from megabatch.data.sources import Source
 
-__all__ = ["Speed", "measure_speed"]
+__all__ = ["Speed", "bench_images", "measure_speed", "result_lines"]
 
 STAGES = ("read", "decode", "augment", "collate")
 
@@ -57,6 +59,41 @@ class Speed:
             "microseconds_per_image": self.microseconds,
             "decoder": self.decoder,
         }
+
+
+def bench_images(
+    path: Path | None,
+    kind: str | None,
+    augmentation: Augmentation,
+    image_size: int,
+    decoding: Decoding,
+    num_images: int,
+    rounds: int,
+    need: float,
+) -> dict[str, Any]:
+    """How fast the images of a set (generated ones without a path) are prepared, and the cores that `need` images a
+    second take."""
+    if path is None:
+        source = open_source("generated", None, "train", num_images=max(num_images, 1000), image_size=image_size)
+    else:
+        source = open_splits(path, kind)[0][1]
+    speed = measure_speed(source, augmentation, image_size, decoding, num_images, rounds)
+    described = {"source": source.name, "crop": augmentation.crop, "image_size": image_size}
+    return {**described, **speed.as_table(), "needed_images_per_second": need, "cores": speed.cores_for(need)}
+
+
+def result_lines(result: dict[str, Any]) -> list[str]:
+    """The result of `bench_images`, for people."""
+    rounds = (
+        f"{result['slowest_round']:,.0f} to {result['fastest_round']:,.0f} over {result['rounds']} rounds "
+        f"of {result['images_per_round']}"
+    )
+    return [
+        f"{result['source']}, {result['crop']} crops of {result['image_size']} px, decoder: {result['decoder']}",
+        f"{result['images_per_core_second']:,.0f} images per core and second ({rounds})",
+        *(f"  {stage:8} {value:8.0f} us an image" for stage, value in result["microseconds_per_image"].items()),
+        f"{result['needed_images_per_second']:,.0f} images a second need {result['cores']:.1f} cores, if cores scale",
+    ]
 
 
 def measure_speed(

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from megabatch.bench.data import STAGES, Speed, measure_speed
 from megabatch.data.augment import Augmentation
-from megabatch.data.bench import STAGES, Speed, measure_speed
 from megabatch.data.decode import EXACT
 from megabatch.data.formats import open_source
 from megabatch.data.sources import Source
