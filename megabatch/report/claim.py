@@ -97,7 +97,7 @@ def tiles(run: Run) -> list[Tile]:
         time, hardware = (text(setting(run, f"reference.{name}")) for name in ("time", "hardware"))
         reference = f"{time} on {hardware}" if time and hardware else time
         found.append(Tile("Training time", seconds_text(seconds), ", ".join(detail), "measured", reference))
-    speed = run.metrics.spread("images_per_second")
+    speed = run.metrics.quantiles("images_per_second")
     if speed and speed.middle:
         detail = [f"median of {speed.n:,} steps"]
         detail += [f"{count_text(speed.middle / run.world_size)} per worker"] if run.world_size else []

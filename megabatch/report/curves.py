@@ -99,7 +99,7 @@ def images_per_second(runs: Sequence[Run]) -> Figure | Missing:
     figure = _figure("images_per_second", "Images per second by epoch", how, runs, curves, y)
     medians = []
     for run in runs:
-        if spread := run.metrics.spread("images_per_second"):
+        if spread := run.metrics.quantiles("images_per_second"):
             of_run = f"{run.name}: " if len(runs) > 1 else ""
             middle, low, high = (count_text(value) for value in spread[:3])
             medians.append(f"{of_run}median {middle}, 5 % to 95 % {low} to {high}, n = {spread.n:,}")

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from megabatch.report.untrusted import UnreadableError, bounded_lines, number, open_regular, parse_json, text
 
-__all__ = ["COLUMNS", "Column", "Metrics", "Point", "Spread", "iterate_rows", "read_metrics_file"]
+__all__ = ["COLUMNS", "Column", "Metrics", "Point", "Quantiles", "iterate_rows", "read_metrics_file"]
 
 COLUMNS = (
     *("loss", "top1", "gradient_norm", "val_loss", "val_top1", "val_top5"),
@@ -46,7 +46,7 @@ class Point:
 _Held = tuple[int, float, float, float]  # a Point not made yet: most rows never become one
 
 
-class Spread(NamedTuple):
+class Quantiles(NamedTuple):
     """Median, 5 % and 95 % of `n` values."""
 
     middle: float
@@ -92,13 +92,13 @@ class Column:
         self.points += [Point(*held) for held in sorted(kept)]
         self._first = self._low = self._high = self._last = None
 
-    def spread(self) -> Spread | None:
+    def quantiles(self) -> Quantiles | None:
         """Median, 5 % and 95 % of the sample: the smallest value that at least so many do not exceed."""
         if not self.sample:
             return None
         ordered = sorted(self.sample)
         middle, low, high = (ordered[max(0, math.ceil(part * len(ordered)) - 1)] for part in (0.5, 0.05, 0.95))
-        return Spread(middle, low, high, len(ordered))
+        return Quantiles(middle, low, high, len(ordered))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +114,9 @@ class Metrics:
     def points(self, name: str) -> list[Point]:
         return self.columns[name].points if name in self.columns else []
 
-    def spread(self, name: str) -> Spread | None:
+    def quantiles(self, name: str) -> Quantiles | None:
         """Of a column without the first steps; None when there is nothing."""
-        return self.columns[name].spread() if name in self.columns else None
+        return self.columns[name].quantiles() if name in self.columns else None
 
 
 def read_metrics_file(path: Path) -> tuple[Metrics, str]:

@@ -132,11 +132,11 @@ def compare(run: Run) -> PlanComparison:
             f"run '{run.name}' has {run.metrics.num_rows} steps{why}; at least {LEFT_OUT_STEPS + 1} are needed to "
             "compare it with its plan"
         )
-    measured_step = columns["step_seconds"].spread() if "step_seconds" in columns else None
+    measured_step = columns["step_seconds"].quantiles() if "step_seconds" in columns else None
     step = said["step_seconds"][0] if "step_seconds" in said else measured_step.middle if measured_step else 0.0
     parts = []
     for part, key, name in _PER_STEP:
-        measured = columns[name].spread() if name in columns else None
+        measured = columns[name].quantiles() if name in columns else None
         if key in said and measured is not None:
             middle, low, high = said[key]
             high = max(high, _ALLOWANCE * step) if middle == 0 else high

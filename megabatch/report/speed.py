@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from megabatch.report.figure import Axis, Figure, Missing, Series, algorithm_color
-from megabatch.report.metrics import LEFT_OUT_STEPS, Spread
+from megabatch.report.metrics import LEFT_OUT_STEPS, Quantiles
 from megabatch.report.run import Run
 from megabatch.report.units import percent_text, seconds_text
 from megabatch.report.untrusted import items, number, table, text, whole
@@ -51,17 +51,17 @@ def step_split(runs: Sequence[Run]) -> Figure | Missing:
     return Figure("step_split", title, caption, Axis("run", "category"), _SECONDS, tuple(series), horizontal=True)
 
 
-def _split(run: Run) -> dict[str, Spread]:
+def _split(run: Run) -> dict[str, Quantiles]:
     """Seconds of each part, and of what is left."""
-    step = run.metrics.spread("step_seconds")
+    step = run.metrics.quantiles("step_seconds")
     if step is None:
         return {}
     wanted = [name for name, _, _ in PARTS]
     if "forward_seconds" not in run.metrics.columns:
         wanted = ["data_seconds", "communication_seconds", "compute_seconds"]
-    split = {name: spread for name in wanted if (spread := run.metrics.spread(name))}
+    split = {name: spread for name in wanted if (spread := run.metrics.quantiles(name))}
     rest = max(0.0, step.middle - sum(part.middle for part in split.values()))
-    return split | {"other_seconds": Spread(rest, rest, rest, step.n)}
+    return split | {"other_seconds": Quantiles(rest, rest, rest, step.n)}
 
 
 def ranks(runs: Sequence[Run]) -> Figure | Missing:
@@ -125,7 +125,7 @@ def efficiency(runs: Sequence[Run]) -> Figure | Missing:
     key, title = "efficiency", "Scaling efficiency"
     by_algorithm: dict[str, dict[int, list[float]]] = {}
     for run in runs:
-        speed = run.metrics.spread("images_per_second")
+        speed = run.metrics.quantiles("images_per_second")
         if run.world_size and speed and speed.middle:
             by_algorithm.setdefault(run.algorithm, {}).setdefault(run.world_size, []).append(speed.middle)
     counts = {workers for speeds in by_algorithm.values() for workers in speeds}

@@ -15,11 +15,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from megabatch.errors import ConfigError
 from megabatch.files import write_atomically, write_json
-from megabatch.study.ensembles import evaluate_ensembles
 from megabatch.study.figure import draw_arms, draw_batch_sizes, has_matplotlib, save
-from megabatch.study.plan import Run, Study, from_file, from_grid, is_study_file, slug
+from megabatch.study.plan import Study, StudyRun, from_file, from_grid, is_study_file, slug
 from megabatch.study.results import arm_rows, collect, csv_text, left_out, markdown_table, statements
-from megabatch.study.run import Outcome, free_cores, is_finished, run_all
+from megabatch.study.run import Outcome, evaluate_ensembles, free_cores, is_finished, run_all
 
 __all__ = ["StudyRequest", "conduct", "plan_of"]
 
@@ -79,7 +78,9 @@ def conduct(request: StudyRequest) -> int:
     return 1 if failed else 0
 
 
-def _write_and_tell(study: Study, output: Path, request: StudyRequest, console: Console, runs: Sequence[Run]) -> None:
+def _write_and_tell(
+    study: Study, output: Path, request: StudyRequest, console: Console, runs: Sequence[StudyRun]
+) -> None:
     evaluate_ensembles(study, output)
     results = collect(study, output)
     if not results:

@@ -41,7 +41,7 @@ from megabatch.config.section import Section
 from megabatch.errors import ConfigError, nearest
 from megabatch.recipes import load_config
 
-__all__ = ["Arm", "Run", "Study", "from_file", "from_grid", "is_study_file"]
+__all__ = ["Arm", "Study", "StudyRun", "from_file", "from_grid", "is_study_file"]
 
 PositiveInt = Annotated[int, Field(ge=1)]
 Epochs = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -102,7 +102,7 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Run:
+class StudyRun:
     """One training run of an arm; `key` is its folder below the study's."""
 
     arm: str
@@ -123,10 +123,10 @@ class Study:
     def arm(self, name: str) -> Arm:
         return next(arm for arm in self.arms if arm.name == name)
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[StudyRun]:
         """Every run, checked: arms in order, seeds within an arm."""
         return [
-            Run(arm.name, seed, run_key(arm.name, seed), arm.config(seed))
+            StudyRun(arm.name, seed, run_key(arm.name, seed), arm.config(seed))
             for arm in self.arms
             if arm.runs_of == arm.name
             for seed in range(arm.seeds)

@@ -16,8 +16,8 @@ from typing import Any
 from megabatch.errors import DataError
 from megabatch.report.run import read_json
 from megabatch.schedule.batch import parse_stages
-from megabatch.study.ensembles import number_of_run
 from megabatch.study.plan import Arm, Study
+from megabatch.study.run import ENSEMBLE_FILE
 from megabatch.study.statistics import Comparison, Spread, compare, holm, spread
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "csv_text",
     "left_out",
     "markdown_table",
+    "number_of_run",
     "statements",
 ]
 
@@ -98,6 +99,16 @@ def collect(study: Study, output: Path) -> list[ArmResult]:
         if runs:
             found.append(ArmResult(arm, tuple(runs), spread([run.percent for run in runs])))
     return compared(found)
+
+
+def number_of_run(folder: Path, metric: str) -> float | None:
+    """The value of a metric: a key of the run's summary, or `part.key` of its ensemble; None when it has none."""
+    part, dot, key = metric.partition(".")
+    if dot and not (folder / ENSEMBLE_FILE).is_file():
+        return None
+    table: Any = read_json(folder / ENSEMBLE_FILE).get(part) if dot else read_json(folder / "summary.json")
+    value = table.get(key or part) if isinstance(table, dict) else None
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def compared(found: Sequence[ArmResult]) -> list[ArmResult]:

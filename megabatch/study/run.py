@@ -5,12 +5,16 @@ sooner, stays in the study's process group (what stops or pauses the study stops
 ordinary run folder. The folders are the whole state of a study: finished runs are skipped, interrupted ones resumed, a
 failed one is told and does not touch the others.
 
+An arm whose metric is `ensemble.top1` or `weight_average.top1` looks at `ensemble.json` in its run folders instead of
+`summary.json`: what `megabatch evaluate --ensemble` found, measured once per run.
+
     OUTPUT/ARM/seed-0/          run folders
     OUTPUT/logs/                what each run said, and the settings it was given
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -23,19 +27,21 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal
 
-from megabatch.errors import CheckpointError, MegabatchError
-from megabatch.files import write_atomically
+from megabatch.errors import CheckpointError, MegabatchError, TrainingError
+from megabatch.files import write_atomically, write_json
 from megabatch.machine import usable_cores
 from megabatch.report.run import read_json
-from megabatch.study.plan import Run
+from megabatch.study.plan import Study, StudyRun
 from megabatch.train.folder import check_output
 from megabatch.train.launch import LAUNCHED_VARIABLE
 
-__all__ = ["ALONE", "COMMAND", "Outcome", "free_cores", "is_finished", "run_all"]
+__all__ = ["ALONE", "COMMAND", "ENSEMBLE_FILE", "Outcome", "evaluate_ensembles", "free_cores", "is_finished", "run_all"]
 
 State = Literal["finished", "failed", "stopped"]
 COMMAND = (sys.executable, "-m", "megabatch")
 POLL_SECONDS = 0.2
+ENSEMBLE_FILE = "ensemble.json"
+_EVALUATION_SECONDS = 1800.0
 _PATIENCE_SECONDS = 300.0  # for runs that were asked to stop: one step can be long
 
 # A world of one worker; port 0 lets the system choose, nobody else has to find it.
@@ -55,7 +61,7 @@ ALONE = {
 class Outcome:
     """How a run ended; `reason` is the last line a failed one said."""
 
-    run: Run
+    run: StudyRun
     state: State
     seconds: float
     reason: str = ""
@@ -63,7 +69,7 @@ class Outcome:
 
 @dataclass
 class _Going:
-    run: Run
+    run: StudyRun
     process: subprocess.Popen[bytes]
     began: float
 
@@ -73,17 +79,26 @@ def free_cores() -> int:
     return max(1, usable_cores() - round(os.getloadavg()[0]))
 
 
-def is_finished(folder: Path, run: Run) -> bool:
+def is_finished(folder: Path, run: StudyRun) -> bool:
     """Whether this very run has ended well; CheckpointError when the folder holds one with other settings."""
     try:
         check_output(folder, run.config, resume=True, same_result=True)
     except CheckpointError as error:
         raise CheckpointError(f"arm '{run.arm}' has changed since it was run: {error}") from None
-    return (folder / "summary.json").is_file() and read_json(folder / "summary.json")["status"] == "finished"
+    return _status(folder) == "finished"
+
+
+def _status(folder: Path) -> str:
+    """What the run says of its end; nothing before that."""
+    summary = folder / "summary.json"
+    return str(read_json(summary)["status"]) if summary.is_file() else ""
 
 
 def run_all(
-    runs: Sequence[Run], output: Path, num_jobs: int, tell: Callable[[Outcome, int], None] = lambda outcome, going: None
+    runs: Sequence[StudyRun],
+    output: Path,
+    num_jobs: int,
+    tell: Callable[[Outcome, int], None] = lambda outcome, going: None,
 ) -> list[Outcome]:
     """Run what is not finished yet, `num_jobs` at a time; `tell` hears of each end and how many still go on.
 
@@ -150,7 +165,7 @@ def _stop_requests() -> Iterator[_StopRequests]:
             signal.signal(number, handler)
 
 
-def _start(run: Run, output: Path) -> subprocess.Popen[bytes]:
+def _start(run: StudyRun, output: Path) -> subprocess.Popen[bytes]:
     name = run.key.replace("/", "-")
     settings, folder = output / "logs" / f"{name}.toml", output / run.key
     write_atomically(settings, run.config.to_toml())
@@ -168,11 +183,41 @@ def _start(run: Run, output: Path) -> subprocess.Popen[bytes]:
 
 def _outcome(one: _Going, output: Path) -> Outcome:
     run, seconds = one.run, time.monotonic() - one.began
-    summary = output / run.key / "summary.json"
-    status = read_json(summary)["status"] if summary.is_file() else ""
+    status = _status(output / run.key)
     if one.process.returncode == 0 and status in ("finished", "stopped"):
         return Outcome(run, "finished" if status == "finished" else "stopped", seconds)
     lines = (output / "logs" / f"{run.key.replace('/', '-')}.log").read_text(errors="replace").strip().splitlines()
     code = one.process.returncode
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     return Outcome(run, "failed", seconds, (lines[-1].strip() if lines else "") or how)
+
+
+def evaluate_ensembles(study: Study, output: Path) -> None:
+    """Measure the ensembles that arms look at and that have finished without having been measured.
+
+    Raises:
+        TrainingError: when an evaluation fails, with its last words.
+    """
+    for folder in _unmeasured(study, output):
+        command = [*COMMAND, "evaluate", str(folder), "--ensemble", "--json"]
+        done = subprocess.run(
+            command,
+            env={**os.environ, **ALONE},
+            capture_output=True,
+            text=True,
+            timeout=_EVALUATION_SECONDS,
+            check=False,
+        )
+        if done.returncode:
+            last = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").splitlines()[-1]
+            raise TrainingError(f"the ensemble of '{folder}' could not be evaluated: {last}")
+        write_json(folder / ENSEMBLE_FILE, json.loads(done.stdout.strip().splitlines()[-1]))
+
+
+def _unmeasured(study: Study, output: Path) -> list[Path]:
+    folders = [output / key for arm in study.arms if "." in arm.metric for key in study.runs_of(arm)]
+    return [
+        folder
+        for folder in dict.fromkeys(folders)
+        if _status(folder) == "finished" and not (folder / ENSEMBLE_FILE).is_file()
+    ]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from megabatch.report.metrics import LEFT_OUT_STEPS, MAX_SAMPLE, NUM_BUCKETS, Column, Spread, read_metrics_file
+from megabatch.report.metrics import LEFT_OUT_STEPS, MAX_SAMPLE, NUM_BUCKETS, Column, Quantiles, read_metrics_file
 
 
 def write(path: Path, num_rows: int, spikes: dict[int, float] | None = None) -> Path:
@@ -51,9 +51,9 @@ def test_quantiles_leave_out_the_first_steps_and_agree_with_sorting(tmp_path: Pa
     values = sorted(p.value for p in column.points[LEFT_OUT_STEPS:])
     assert len(column.sample) == len(values) == 1001 - LEFT_OUT_STEPS
     middle, low, high = (values[math.ceil(part * len(values)) - 1] for part in (0.5, 0.05, 0.95))
-    assert column.spread() == metrics.spread("loss") == Spread(middle, low, high, len(values))
-    assert Column().spread() is None
-    assert metrics.spread("none") is None
+    assert column.quantiles() == metrics.quantiles("loss") == Quantiles(middle, low, high, len(values))
+    assert Column().quantiles() is None
+    assert metrics.quantiles("none") is None
 
 
 def test_the_sample_for_quantiles_is_bounded_and_stays_even() -> None:
@@ -61,7 +61,7 @@ def test_the_sample_for_quantiles_is_bounded_and_stays_even() -> None:
     for index in range(3 * MAX_SAMPLE):
         column.add(index, index, index, float(index), 0)
     assert len(column.sample) <= MAX_SAMPLE
-    spread = column.spread()
+    spread = column.quantiles()
     assert spread is not None
     assert abs(spread.middle / (1.5 * MAX_SAMPLE) - 1) < 0.01
 

@@ -13,7 +13,7 @@ import pytest
 
 from megabatch.errors import DataError
 from megabatch.study.plan import Study, from_file
-from megabatch.study.results import arm_rows, collect, csv_text, left_out, markdown_table, statements
+from megabatch.study.results import arm_rows, collect, csv_text, left_out, markdown_table, number_of_run, statements
 
 ACCURACIES = {"small": [0.80, 0.82, 0.84], "large-2x": [0.70, 0.71]}
 
@@ -105,3 +105,12 @@ def test_a_metric_that_runs_do_not_have(study: Study, study_file: Path, tmp_path
     study_file.write_text(study_file.read_text().replace("ensemble_top1", "speed"))
     with pytest.raises(DataError, match="has no number 'speed', which arm 'large 2x, ensemble' looks at"):
         collect(from_file(study_file), tmp_path)
+
+
+def test_what_a_run_does_not_have(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "summary.json").write_text('{"status": "finished", "top1": 0.5}')
+    assert number_of_run(tmp_path / "run", "top1") == 0.5
+    assert number_of_run(tmp_path / "run", "ensemble.top1") is None
+    assert number_of_run(tmp_path / "run", "speed") is None
+    assert number_of_run(tmp_path / "run", "status") is None

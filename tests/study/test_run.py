@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from megabatch.errors import CheckpointError
-from megabatch.study.plan import Run, from_file, from_grid
-from megabatch.study.run import Outcome, free_cores, is_finished, run_all
+from megabatch.errors import CheckpointError, TrainingError
+from megabatch.study import run as running
+from megabatch.study.plan import Study, StudyRun, from_file, from_grid
+from megabatch.study.results import collect, number_of_run
+from megabatch.study.run import Outcome, evaluate_ensembles, free_cores, is_finished, run_all
 
 pytestmark = pytest.mark.usefixtures("quick_trainer")
 
@@ -44,7 +48,9 @@ def test_a_failing_run_is_told_and_does_not_touch_the_others(tmp_path: Path) -> 
     assert starts(tmp_path / runs[1].key)[1].startswith("--resume")
 
 
-def interrupted(runs: list[Run], output: Path, num_jobs: int, signals: int, wait_for: list[Run]) -> list[Outcome]:
+def interrupted(
+    runs: list[StudyRun], output: Path, num_jobs: int, signals: int, wait_for: list[StudyRun]
+) -> list[Outcome]:
     """Run until `wait_for` are under way, then send this process the signal so many times."""
 
     def interrupt() -> None:
@@ -96,3 +102,53 @@ def test_free_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     for load, free in ((0.1, 8), (3.4, 5), (70.0, 1)):
         monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
         assert free_cores() == free
+
+
+EVALUATOR = """
+import json, pathlib, sys
+verb, folder, *options = sys.argv[1:]
+assert (verb, options) == ("evaluate", ["--ensemble", "--json"])
+top1 = json.loads((pathlib.Path(folder) / "summary.json").read_text())["top1"]
+if top1 > 0.9:
+    sys.exit("megabatch: no members")
+with open(pathlib.Path(folder) / "evaluations", "a") as file:
+    print("once", file=file)
+print("a line of progress")
+print(json.dumps({"ensemble": {"top1": top1 + 0.02}, "weight_average": {"top1": top1 - 0.01}, "members": []}))
+"""
+
+
+@pytest.fixture
+def study(study_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
+    script = tmp_path / "evaluator.py"
+    script.write_text(EVALUATOR)
+    monkeypatch.setattr(running, "COMMAND", (sys.executable, "-S", str(script)))
+    study_file.write_text(study_file.read_text().replace('"ensemble_top1"', '"ensemble.top1"'))
+    return from_file(study_file)
+
+
+def write_run(folder: Path, top1: float, status: str = "finished") -> None:
+    folder.mkdir(parents=True)
+    summary = {"status": status, "top1": top1, "steps": 1, "epoch": 1.0, "training_seconds": 1.0}
+    (folder / "summary.json").write_text(json.dumps(summary | {"workers": 1, "skipped_steps": 0}))
+
+
+def test_each_finished_run_is_evaluated_once(study: Study, tmp_path: Path) -> None:
+    write_run(tmp_path / "small" / "seed-0", 0.5)
+    write_run(tmp_path / "large-2x" / "seed-0", 0.5)
+    write_run(tmp_path / "large-2x" / "seed-1", 0.6, status="stopped")
+    for _ in range(2):
+        evaluate_ensembles(study, tmp_path)
+    assert (tmp_path / "large-2x" / "seed-0" / "evaluations").read_text() == "once\n"
+    assert not (tmp_path / "small" / "seed-0" / "ensemble.json").exists()  # no arm asks for it
+    assert not (tmp_path / "large-2x" / "seed-1" / "ensemble.json").exists()
+    by_name = {result.arm.name: result.spread.mean for result in collect(study, tmp_path)}
+    assert by_name["large 2x, ensemble"] == pytest.approx(52.0)
+    assert by_name["large 2x"] == pytest.approx(50.0)
+    assert number_of_run(tmp_path / "large-2x" / "seed-0", "weight_average.top1") == pytest.approx(0.49)
+
+
+def test_an_evaluation_that_fails_is_told(study: Study, tmp_path: Path) -> None:
+    write_run(tmp_path / "large-2x" / "seed-0", 0.95)
+    with pytest.raises(TrainingError, match=r"seed-0' could not be evaluated: megabatch: no members"):
+        evaluate_ensembles(study, tmp_path)
