@@ -19,11 +19,11 @@ import torch.distributed as dist
 
 from benchmarks.gate import StartGate
 from megabatch.comm.allreduce import AllReducer
-from megabatch.comm.auto import AutoReducer
 from megabatch.comm.calibration import Calibration
 from megabatch.comm.grid import ProcessGrid
 from megabatch.comm.measure import calibrate
 from megabatch.comm.price import DEFAULT_SEGMENT_BYTES
+from megabatch.comm.select import AutoReducer
 
 __all__ = ["CellPlan", "RankReport", "contribution", "exact_sum", "parse_algorithm", "run_cells"]
 

@@ -15,10 +15,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from benchmarks.netlab.network import Network
-from megabatch.comm.calibration import Calibration
+from megabatch.comm.calibration import Calibration, predictions
 from megabatch.comm.phases import phases
 from megabatch.comm.price import DEFAULT_SEGMENT_BYTES, LinkCost, all_reduce_seconds
-from megabatch.comm.select import predictions
 from megabatch.comm.shape import GridShape, parse_grid
 
 __all__ = ["TARGETS", "CellResult", "Timing", "nominal_links", "predicted_seconds", "prediction_lines", "result_lines"]

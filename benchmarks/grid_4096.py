@@ -68,7 +68,7 @@ def _agreement_seconds(world_size: int) -> float:
     """Rank 0's part of agreeing on the layout, all others having written their entries already."""
     from torch._C._distributed_c10d import HashStore
 
-    from megabatch.comm.layout import agree_on_grid
+    from megabatch.comm.grid import agree_on_grid
 
     store = HashStore()
     side = math.isqrt(world_size)

@@ -143,7 +143,7 @@ def _variant(name: str, grid: ProcessGrid, plan: StepPlan, report: StepReport) -
 
 def _auto_reasons(state: GradientHook) -> list[str]:
     """What `auto` has chosen, smallest message first."""
-    from megabatch.comm.auto import AutoReducer
+    from megabatch.comm.select import AutoReducer
 
     return AutoReducer(state.grid).explanation  # the choices are kept with the grid: nothing is measured again
 

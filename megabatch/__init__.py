@@ -9,10 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from megabatch.comm.allreduce import all_reduce as all_reduce
     from megabatch.comm.grid import ProcessGrid as ProcessGrid
     from megabatch.comm.hook import gradient_hook as gradient_hook
     from megabatch.comm.noise_scale import NoiseScale as NoiseScale
+    from megabatch.comm.select import all_reduce as all_reduce
     from megabatch.config import Config as Config
     from megabatch.errors import MegabatchError as MegabatchError
     from megabatch.model.norm import GhostStatistics as GhostStatistics
@@ -47,7 +47,7 @@ _PUBLIC = {
     "NoiseScale": "megabatch.comm.noise_scale",
     "ProcessGrid": "megabatch.comm.grid",
     "RMSpropWarmup": "megabatch.optim.rmsprop_warmup",
-    "all_reduce": "megabatch.comm.allreduce",
+    "all_reduce": "megabatch.comm.select",
     "average_weights": "megabatch.train.ensemble",
     "branch": "megabatch.train.branch",
     "build_model": "megabatch.model.registry",

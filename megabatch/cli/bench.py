@@ -37,8 +37,8 @@ def bench_allreduce(
     debug: Debug = False,
 ) -> None:
     """Time all-reduce algorithms by message size, p50 and p95 over all ranks, against the backend's own."""
-    from megabatch.train.survey import BenchRequest
-    from megabatch.train.survey import bench_allreduce as run
+    from megabatch.bench.allreduce import BenchRequest
+    from megabatch.bench.allreduce import bench_allreduce as run
 
     raise typer.Exit(run(BenchRequest(sizes, algorithms, iterations, workers, grid, output, as_json), os.environ))
 

@@ -20,8 +20,8 @@ def doctor(debug: Debug = False, as_json: Json = False) -> None:
 
     Under torchrun, srun or mpirun also: which rank is where, latency and bandwidth of each axis, slow links.
     """
+    from megabatch.bench.preflight import examine_joined_world
     from megabatch.train.doctor import examine, print_findings
-    from megabatch.train.survey import examine_joined_world
 
     findings, is_main = examine_joined_world(os.environ)
     if not is_main:

@@ -1,26 +1,23 @@
 """What was measured about a network: link costs per axis and whole all-reduces, in one JSON file. Imports no torch.
 
+`predictions` says what follows from it for every algorithm.
+
     {"megabatch_calibration": 1, "grid": "2x4", "num_hosts": 2, "backend": "gloo", "versions": {"torch": "2.13.0"},
      "axes": [{"name": "column", "latency_seconds": 0.002, "bytes_per_second": 2.5e7, ...}, ...],
      "points": [{"algorithm": "torus", "message_bytes": 1048576, "seconds": 0.089}, ...]}
 
-It carries no date, so that the same numbers give the same bytes. `read_nccl_tests` takes the points from the file
-that NVIDIA's nccl-tests write with `-J name.json` (versions 1 to 3 of that format, which `src/util.cu` there defines):
-a list `results` of objects with `size` in bytes and, for `out_of_place` and `in_place`, `time` in microseconds and
-`alg_bw` and `bus_bw` in 10^9 bytes per second.
+It carries no date, so that the same numbers give the same bytes.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
-from megabatch.comm.phases import ALGORITHMS, Phase, phases
-from megabatch.comm.price import LinkCost
+from megabatch.comm.phases import ALGORITHMS, Phase, phases, staggered
+from megabatch.comm.price import DEFAULT_SEGMENT_BYTES, LinkCost, all_reduce_seconds
 from megabatch.comm.shape import GridShape, parse_grid
 from megabatch.errors import ConfigError, MegabatchError, WriteError
 from megabatch.files import write_atomically
@@ -29,17 +26,19 @@ __all__ = [
     "AxisCost",
     "Calibration",
     "MeasuredPoint",
-    "bus_factor",
+    "Prediction",
     "calibration_from_text",
     "calibration_text",
     "measured_seconds",
+    "predictions",
     "read_calibration",
-    "read_nccl_tests",
     "write_calibration_file",
 ]
 
 FORMAT = 1
-_NCCL_TESTS_FORMATS = (1, 2, 3)
+
+_SEGMENTS_BYTES = (DEFAULT_SEGMENT_BYTES, 64 * 2**10, 128 * 2**10, 512 * 2**10, 2**20)
+_LIBRARY_ALGORITHMS = ("torus", "hierarchical", "backend")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +65,16 @@ class MeasuredPoint:
     algorithm: str
     message_bytes: int
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What one algorithm would take for one message; measured: by points of it, not by its price."""
+
+    algorithm: str
+    segment_bytes: int
+    seconds: float
+    measured: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +142,36 @@ def measured_seconds(points: Sequence[MeasuredPoint], algorithm: str, message_by
     return low_seconds + (high_seconds - low_seconds) * (message_bytes - low) / (high - low)
 
 
-def bus_factor(world_size: int) -> float:
-    """Bus bandwidth of an all-reduce divided by its algorithm bandwidth, as nccl-tests define it: 2(n-1)/n."""
-    return 2 * (world_size - 1) / world_size
+def predictions(calibration: Calibration, shape: GridShape, message_bytes: float) -> list[Prediction]:
+    """Every algorithm with its best segment size, fastest first: priced, or measured where there are points of it.
+
+    On a backend that does its own collectives, only algorithms that differ in what they ask of it.
+
+    Raises:
+        ConfigError: the calibration is of another grid whose links differ, or holds nothing.
+    """
+    names = tuple(ALGORITHMS) if calibration.backend == "gloo" else _LIBRARY_ALGORITHMS
+    links = calibration.links(shape) if calibration.axes else ()
+    same_grid = shape.sizes == calibration.shape.sizes
+    found = []
+    for name in names:
+        price, segment_bytes = (
+            _best_segment(calibration, name, shape, links, message_bytes) if links else (0.0, DEFAULT_SEGMENT_BYTES)
+        )
+        points = [point for point in calibration.points if point.algorithm == name]
+        known = measured_seconds(points, name, message_bytes) if same_grid or name == "backend" else None
+        if links and len(points) == 1 and known is not None and message_bytes > points[0].message_bytes:
+            # A lone point knows no slope; the price does.
+            known = (
+                points[0].seconds + price - _best_segment(calibration, name, shape, links, points[0].message_bytes)[0]
+            )
+        if known is not None:
+            found.append(Prediction(name, segment_bytes, known, measured=True))
+        elif links:
+            found.append(Prediction(name, segment_bytes, price, measured=False))
+    if not any(prediction.algorithm == "backend" for prediction in found):
+        raise ConfigError(f"the calibration of grid {calibration.grid} has no measurement at all; measure again")
+    return sorted(found, key=lambda prediction: prediction.seconds)
 
 
 def calibration_text(calibration: Calibration) -> str:
@@ -167,7 +203,12 @@ def calibration_from_text(text: str, source: str) -> Calibration:
 
 def read_calibration(path: str | Path) -> Calibration:
     """Read a calibration file. Raises ConfigError for anything else."""
-    return calibration_from_text(_read(path), str(path))
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not text"
+        raise ConfigError(f"cannot read {path} ({reason}); give the path of an existing file") from None
+    return calibration_from_text(text, str(path))
 
 
 def write_calibration_file(path: str | Path, calibration: Calibration) -> None:
@@ -180,49 +221,19 @@ def write_calibration_file(path: str | Path, calibration: Calibration) -> None:
         raise ConfigError(f"cannot write calibration to {target} ({error}); give another path") from None
 
 
-def read_nccl_tests(path: str | Path) -> tuple[MeasuredPoint, ...]:
-    """Points of algorithm "backend" from the JSON of nccl-tests' all_reduce_perf, smallest size first.
+def _best_segment(
+    calibration: Calibration, name: str, shape: GridShape, links: Sequence[LinkCost], message_bytes: float
+) -> tuple[float, int]:
+    phase_list = calibration.phases(name, shape, message_bytes)
+    one_link = not calibration.separate_links(shape)
 
-    In-place times are preferred, as gradients are reduced in place. Rows with wrong results are refused.
+    def price(segment_bytes: int) -> float:
+        return all_reduce_seconds(phase_list, shape, links, message_bytes, segment_bytes, one_link=one_link)
 
-    Raises:
-        ConfigError: not such a file, or a file of another collective.
-    """
-    try:
-        content = json.loads(_read(path))
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON ({error}); give what all_reduce_perf -J wrote") from None
-    if not isinstance(content, dict) or not isinstance(content.get("results"), list) or "nccl_version" not in content:
-        raise ConfigError(f"{path} is not from nccl-tests; give the file that all_reduce_perf -J name.json wrote")
-    if content.get("version") not in _NCCL_TESTS_FORMATS:
-        raise ConfigError(
-            f"{path} has nccl-tests format {content.get('version')}; formats 1 to {_NCCL_TESTS_FORMATS[-1]} are known"
-        )
-    program = Path(str((content.get("args") or ["all_reduce_perf"])[0])).name
-    if not program.startswith("all_reduce"):
-        raise ConfigError(f"{path} is of {program}; give one of all_reduce_perf")
-    points = sorted(_nccl_points(content["results"], path), key=lambda point: point.message_bytes)
-    if not points:
-        raise ConfigError(f"{path} has no finished row; let all_reduce_perf run to its end")
-    return tuple(points)
-
-
-def _nccl_points(rows: Sequence[Any], path: str | Path) -> list[MeasuredPoint]:
-    points = []
-    for row in rows:
-        try:
-            body = row.get("in_place") or row.get("out_of_place")
-            if not body or not row["size"]:
-                continue  # cut off, or the row of 0 bytes that some sweeps begin with
-            if float(body.get("nwrong") or 0) > 0:
-                raise ConfigError(f"{path}: the row of {row['size']} bytes has wrong results; mend the cluster first")
-            micros = float(body["time"] if "time" in body else body["cpu_time"])
-            if not math.isfinite(micros) or micros <= 0:
-                raise ValueError(f"time {micros}")
-            points.append(MeasuredPoint("backend", int(row["size"]), micros / 1e6))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ConfigError(f"{path}: a row without size or time ({error}); write the file anew") from None
-    return points
+    if staggered(phase_list) or not any(phase.pattern in ("ring", "chain", "backend") for phase in phase_list):
+        return price(DEFAULT_SEGMENT_BYTES), DEFAULT_SEGMENT_BYTES
+    prices = [(price(size), size) for size in _SEGMENTS_BYTES]
+    return min(prices, key=lambda price: price[0])  # the default comes first, so it wins a draw
 
 
 def _check(calibration: Calibration) -> None:
@@ -237,14 +248,6 @@ def _point(algorithm: str, message_bytes: int, seconds: float) -> MeasuredPoint:
     if algorithm not in ALGORITHMS or message_bytes <= 0 or not seconds > 0:
         raise ValueError(f"point {algorithm}, {message_bytes} bytes, {seconds} s")
     return MeasuredPoint(algorithm, message_bytes, seconds)
-
-
-def _read(path: str | Path) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not text"
-        raise ConfigError(f"cannot read {path} ({reason}); give the path of an existing file") from None
 
 
 def _alike(costs: Sequence[LinkCost]) -> bool:

@@ -1,37 +1,38 @@
 """ProcessGrid: the workers of a job laid out in rows and columns, with one process group per axis.
 
-Groups are made with local synchronisation: a rank takes part only in the groups it belongs to, so set-up time
-depends on the length of the axes and not on the size of the world. What the ranks must agree on - the shape,
-and which of them share a host - goes through rank 0 and the job's key-value store: one write and one read per
-rank.
+Groups are made with local synchronisation: a rank takes part only in the groups it belongs to, so set-up time depends
+on the length of the axes and not on the size of the world. What the ranks must agree on - the shape, and which of them
+share a host - goes through rank 0 and the job's key-value store, before any communicator exists: one write and one read
+per rank. Ranks that were given different shapes, or do not come, end everywhere with the same one-line reason.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
+import json
+import os
+import socket
 import threading
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.device_mesh import DeviceMesh
 
-from megabatch.comm.layout import agree_on_grid, host_name
-from megabatch.comm.link import hang_up
+from megabatch.comm.p2p import hang_up, uses_gloo
 from megabatch.comm.phases import WORLD
-from megabatch.comm.rollcall import ALREADY_GIVEN_UP, Note, explain, roll_call
-from megabatch.comm.shape import GridShape, parse_grid
+from megabatch.comm.shape import GridShape, near_square, parse_grid, rows_by_host
 from megabatch.errors import CommunicationError, GridError, LaunchError
 
-__all__ = ["DEFAULT_TIMEOUT_SECONDS", "ProcessGrid", "uses_gloo"]
+__all__ = ["DEFAULT_TIMEOUT_SECONDS", "ProcessGrid", "agree_on_grid", "host_name"]
 
 DEFAULT_TIMEOUT_SECONDS = 300.0
+RANK_0_GRACE_SECONDS = 10.0
 
-_ECHO_SECONDS = 0.2
 _builds = itertools.count()
 
 
@@ -39,7 +40,8 @@ class ProcessGrid:
     """A grid over the whole world: this rank's position, the ranks along each axis, and their process groups.
 
     hosts: host name by rank, or empty when the grid was built without asking. reason: why it has this shape.
-    kept: what `all_reduce` keeps between calls, by options.
+    cache: what `all_reduce` uses again in later calls, by options. store: the job's, for this grid's failure report.
+    failure: what broke the grid; written under `failing`.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class ProcessGrid:
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
         store: Store | None = None,
         build: str = "",
+        owns_groups: bool = True,
     ) -> None:
         self.shape = shape
         self.rank = rank
@@ -60,28 +63,30 @@ class ProcessGrid:
         self.hosts = tuple(hosts)
         self.reason = reason
         self.timeout_seconds = timeout_seconds
+        self.cache: dict[Any, Any] = {}
+        self.store = store
+        self.failure: str | None = None
+        self.failing = threading.Lock()
         self._groups = [*groups, None]  # the last one, index WORLD, is made when first asked for
-        self.kept: dict[Any, Any] = {}
-        self._store = store
+        self._owns_groups = owns_groups
         self._build = build
         self._calls = itertools.count()
-        self._failure: str | None = None
-        self._failing = threading.Lock()
 
     @classmethod
     def build(
         cls,
-        shape: str | Sequence[int] | GridShape | None = None,
+        shape: str | Sequence[int] | GridShape | DeviceMesh | None = None,
         *,
         axis_names: Sequence[str] = (),
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
         agree: bool = True,
     ) -> ProcessGrid:
-        """Lay the initialised world out as `shape` ("2x4", (2, 4)); every rank must call it.
+        """Lay the initialised world out as `shape` ("2x4", (2, 4), or a mesh of torch); every rank must call it.
 
         Without a shape, rows are hosts when all hosts hold equally many consecutive ranks (over 1), else the
-        grid is near square. `timeout_seconds` bounds every later wait on this grid. `agree=False` skips the
-        exchange of shape and host names with the other ranks; a shape is then needed.
+        grid is near square. The groups of a `DeviceMesh` over the whole world, of any number of dimensions, are
+        used as they are and stay the mesh's own. `timeout_seconds` bounds every later wait on this grid.
+        `agree=False` skips the exchange of shape and host names with the other ranks; a shape is then needed.
 
         Raises:
             GridError: the shape does not fit the world, or differs between ranks.
@@ -103,7 +108,10 @@ class ProcessGrid:
             wanted = wanted or parse_grid(chosen, axis_names)
         assert wanted is not None
         wanted.check_fits(world_size)
-        groups = [_axis_group(wanted, rank, axis, timeout_seconds, prefix) for axis in range(len(wanted.sizes))]
+        if isinstance(shape, DeviceMesh):
+            groups = [shape.get_group(axis) if size > 1 else None for axis, size in enumerate(wanted.sizes)]
+        else:
+            groups = [_axis_group(wanted, rank, axis, timeout_seconds, prefix) for axis in range(len(wanted.sizes))]
         return cls(
             wanted,
             rank,
@@ -113,6 +121,7 @@ class ProcessGrid:
             timeout_seconds=timeout_seconds,
             store=PrefixStore("failures", store),
             build=prefix,
+            owns_groups=not isinstance(shape, DeviceMesh),
         )
 
     @property
@@ -162,34 +171,93 @@ class ProcessGrid:
 
     def check_usable(self) -> None:
         """Raise the error that broke this grid, if one did."""
-        if self._failure is not None:
-            raise CommunicationError(self._failure)
+        if self.failure is not None:
+            raise CommunicationError(self.failure)
 
-    def fail(self, note: Note) -> CommunicationError:
-        """Give the grid up: free the ranks that wait for this one, hear what they saw, return the error."""
-        if note.cause == ALREADY_GIVEN_UP:
-            time.sleep(_ECHO_SECONDS)  # an echo: the thread that knows the cause is on its way here
-        with self._failing:
-            if self._failure is None:
-                for group in self._groups:
-                    if group is not None and uses_gloo(group):
-                        hang_up(group)
-                notes = {self.rank: note}
-                if self._store is not None:
-                    notes = roll_call(self._store, note, self.world_size)
-                self._failure = explain(note, notes, self.world_size)
-            return CommunicationError(self._failure)
+    def hang_up(self) -> None:
+        """Close this rank's connections, so that ranks waiting for it fail at once."""
+        for group in self._groups:
+            if group is not None and uses_gloo(group):
+                hang_up(group)
 
     def close(self) -> None:
         """Destroy the groups this grid has made."""
-        for group in self._groups:
+        made = self._groups if self._owns_groups else self._groups[WORLD:]
+        for group in made:
             if group is not None and group is not dist.group.WORLD:
                 dist.destroy_process_group(group)
         self._groups = [None] * len(self._groups)
-        self.kept.clear()
+        self.cache.clear()
 
 
-def _as_shape(shape: str | Sequence[int] | GridShape | None, names: Sequence[str]) -> GridShape | None:
+def agree_on_grid(
+    store: Store, rank: int, world_size: int, shape_text: str, host: str, timeout_seconds: float
+) -> tuple[tuple[str, ...], str, str]:
+    """(host by rank, shape, why): rank 0 collects each rank's shape and host, decides, and tells everybody.
+
+    An empty `shape_text` on all ranks lets rank 0 choose.
+
+    Raises:
+        GridError: ranks gave different shapes. LaunchError: ranks did not come within the timeout.
+    """
+    store.set(f"entry {rank}", json.dumps([shape_text, host]))
+    if rank == 0:
+        store.set("verdict", json.dumps(_verdict(store, world_size, timeout_seconds)))
+    # Rank 0 needs its whole timeout to find out who is missing; only then can it say so.
+    try:
+        store.wait(["verdict"], timedelta(seconds=timeout_seconds + RANK_0_GRACE_SECONDS))
+    except RuntimeError:
+        raise LaunchError(
+            f"rank 0 did not say within {timeout_seconds:g} s how the grid lies; look at the log of rank 0"
+        ) from None
+    decided = json.loads(store.get("verdict"))
+    if "missing" in decided:
+        raise LaunchError(decided["missing"])
+    if "differs" in decided:
+        raise GridError(decided["differs"])
+    return tuple(decided["hosts"]), decided["shape"], decided["reason"]
+
+
+def host_name() -> str:
+    """Name of this host; `MEGABATCH_HOST` overrides it where hosts share a name, as network namespaces do."""
+    return os.environ.get("MEGABATCH_HOST") or socket.gethostname()
+
+
+def _verdict(store: Store, world_size: int, timeout_seconds: float) -> dict[str, object]:
+    """Rank 0's decision, or why there is none."""
+    keys = [f"entry {rank}" for rank in range(world_size)]
+    with contextlib.suppress(RuntimeError):
+        store.wait(keys, timedelta(seconds=timeout_seconds))
+    missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
+    if missing:
+        return {
+            "missing": f"no grid: rank {', '.join(missing[:8])} did not come within {timeout_seconds:g} s; "
+            "look at its log"
+        }
+    entries = [tuple(json.loads(value)) for value in store.multi_get(keys)]
+    hosts = [host for _, host in entries]
+    by_shape: dict[str, list[str]] = {}
+    for rank, (text, _) in enumerate(entries):
+        by_shape.setdefault(text or "none", []).append(str(rank))
+    if len(by_shape) > 1:
+        told = "; ".join(f"{text} on rank {', '.join(ranks[:8])}" for text, ranks in by_shape.items())
+        return {"differs": f"grid shapes differ between workers ({told}); give every worker the same shape"}
+    if entries[0][0]:
+        return {"hosts": hosts, "shape": entries[0][0], "reason": "as given"}
+    by_host = rows_by_host(hosts)
+    shape = by_host or near_square(world_size)
+    reason = "one host per row" if by_host else "near square: hosts give no rows of equal length"
+    return {"hosts": hosts, "shape": shape.text, "reason": reason}
+
+
+def _as_shape(shape: str | Sequence[int] | GridShape | DeviceMesh | None, names: Sequence[str]) -> GridShape | None:
+    if isinstance(shape, DeviceMesh):
+        ranks = shape.mesh.flatten().tolist()
+        if ranks != list(range(dist.get_world_size())):
+            raise GridError(
+                f"the mesh holds ranks {_shown(ranks)}; give one of all ranks of the world, in order, row by row"
+            )
+        return GridShape(tuple(shape.mesh.shape), tuple(names or shape.mesh_dim_names or ()))
     if shape is None or isinstance(shape, GridShape):
         return shape
     return parse_grid(shape, names) if isinstance(shape, str) else GridShape(tuple(shape), tuple(names))
@@ -202,6 +270,10 @@ def _axis_group(shape: GridShape, rank: int, axis: int, timeout_seconds: float, 
     return _new_group(shape.axis_ranks(rank, axis), shape.names[axis], timeout_seconds, build)
 
 
+def _shown(ranks: Sequence[int]) -> str:
+    return ", ".join(str(rank) for rank in ranks[:8]) + (", ..." if len(ranks) > 8 else "")
+
+
 def _new_group(ranks: Sequence[int], name: str, timeout_seconds: float, build: str) -> dist.ProcessGroup:
     try:
         with _group_named(f"{build} {name} {list(ranks)}"):
@@ -212,15 +284,14 @@ def _new_group(ranks: Sequence[int], name: str, timeout_seconds: float, build: s
                 group_desc=f"megabatch {name}",
             )
     except RuntimeError as error:
-        shown = ", ".join(str(rank) for rank in ranks[:8]) + (", ..." if len(ranks) > 8 else "")
         raise LaunchError(
-            f"the {name} of ranks {shown} could not connect within {timeout_seconds:g} s "
+            f"the {name} of ranks {_shown(ranks)} could not connect within {timeout_seconds:g} s "
             f"({str(error).splitlines()[0]}); look at their logs and at the network between them"
         ) from error
     return group
 
 
-@contextmanager
+@contextlib.contextmanager
 def _group_named(text: str) -> Iterator[None]:
     """Within this block torch calls a new group after `text`.
 
@@ -236,8 +307,3 @@ def _group_named(text: str) -> Iterator[None]:
         yield
     finally:
         torch_module._process_group_name = torch_names
-
-
-def uses_gloo(group: dist.ProcessGroup) -> bool:
-    """Whether tensors on the CPU travel by Gloo in this group."""
-    return "cpu:gloo" in str(dist.get_backend_config(group))

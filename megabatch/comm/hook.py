@@ -6,37 +6,45 @@
 Why two ranks can never get out of step. DDP builds the same buckets on every rank and hands bucket i to the hook only
 after bucket i-1, whatever the order in which gradients become ready. The hook runs in one thread per rank and gives
 each bucket the next call number of the grid, so a call number means the same bucket everywhere. On Gloo the number is
-part of a long message's tag; a kept buffer for short ones has a tag of its own, and buckets take the reducers in turn,
-so its messages match in order. Messages of different buckets cannot be mistaken for one another, however the phases of
-several buckets overlap. Nor can ranks wait in a circle: worker threads take buckets oldest first, so the oldest
-unfinished bucket is in work on every rank that has reached it, and nothing it waits for is younger than itself. On
-CUDA there are no threads: phases are enqueued on one stream in the order of the calls.
+part of a long message's tag; a cached buffer for short ones has a tag of its own, and buckets take the reducers in
+turn, so its messages match in order. Messages of different buckets cannot be mistaken for one another, however the
+phases of several buckets overlap. Nor can ranks wait in a circle: worker threads take buckets oldest first, so the
+oldest unfinished bucket is in work on every rank that has reached it, and nothing it waits for is younger than
+itself. On CUDA there are no threads: phases are enqueued on one stream in the order of the calls.
 
 Averages by the number of ranks, as plain DDP does. `no_sync`, bucket rebuilding and `find_unused_parameters` are DDP's
 own affair: the hook sees only buckets to reduce. A bucket of a kind not seen before is first checked to be the same on
 all ranks.
+
+`ExposedTimeHook` wraps a hook to tell how long a worker waits for gradients after its own backward pass is done: the
+exposed part of communication. DDP sends a bucket as soon as its gradients are ready, while backward goes on. The last
+bucket is ready when this worker's computation ends; what backward takes beyond that moment is communication that
+nothing hides.
 """
 
 # No `from __future__ import annotations` here: DDP checks that a hook's annotations are classes, not strings.
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch._C._distributed_c10d import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-from megabatch.comm.agreement import check_agreement
-from megabatch.comm.allreduce import DEFAULT_SEGMENT_BYTES, AllReducer, make_reducer, message_text
-from megabatch.comm.auto import AutoReducer
+from megabatch.comm.allreduce import AllReducer, message_text
 from megabatch.comm.calibration import Calibration
+from megabatch.comm.failures import check_consistency
 from megabatch.comm.grid import ProcessGrid
-from megabatch.comm.worker import Workers
+from megabatch.comm.lane import Workers
+from megabatch.comm.price import DEFAULT_SEGMENT_BYTES
+from megabatch.comm.select import AutoReducer, make_reducer
 from megabatch.errors import ConfigError
 
-__all__ = ["GradientHook", "gradient_hook"]
+__all__ = ["ExposedTimeHook", "GradientHook", "gradient_hook"]
 
-Hook = Callable[["GradientHook", GradBucket], torch.futures.Future[torch.Tensor]]
+Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 
 
 def gradient_hook(
@@ -50,7 +58,7 @@ def gradient_hook(
 ) -> tuple["GradientHook", Hook]:
     """State and hook for `DistributedDataParallel.register_comm_hook`; every rank must make the same.
 
-    algorithm: one of `phases`, or "auto": measured, chosen per bucket size and proven, here and now (see `auto`).
+    algorithm: one of `phases`, or "auto": raced for each size of message, here and now (see `select`).
     calibration: for "auto", measurements or their file instead of measuring the network again.
     grad_dtype: float16 or bfloat16 on the wire. buckets_in_flight: buckets reduced at the same time on Gloo, so that
     the row phase of one overlaps the column phase of another; the backend's own all-reduce takes one at a time.
@@ -94,8 +102,6 @@ class GradientHook:
         self._workers: Workers | None = None
         self._stream: Any = None
         self._checked: set[str] = set()
-        self._seconds: dict[str, float] = {}
-        self._seconds_lock = threading.Lock()
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Queue a bucket; the future holds its buffer once averaged, or raises `CommunicationError`."""
@@ -110,7 +116,7 @@ class GradientHook:
         is_new = kind not in self._checked
         self._checked.add(kind)
         # Buckets take the reducers in turn, so that each sees the same messages in the same order on every rank, as
-        # its kept receives need. A bucket waits for an older one alone, which ends in bounded time.
+        # receives posted ahead need. A bucket waits for an older one alone, which ends in bounded time.
         turn = self._num_buckets % self._count
         self._num_buckets += 1
         done = threading.Event()
@@ -120,7 +126,7 @@ class GradientHook:
             task = f"bucket {index}"
             try:
                 if is_new:
-                    check_agreement(
+                    check_consistency(
                         self.grid,
                         call=call,
                         task=task,
@@ -130,19 +136,13 @@ class GradientHook:
                     )
                 if before is not None:
                     before.wait()
-                self._add_seconds(self._reducers[turn].run(buffer, task=task, call=call))
+                self._reducers[turn].run(buffer, task=task, call=call)
             finally:
                 done.set()
 
         if buffer.device.type == "cpu":
             return self._in_thread(work, buffer)
         return self._on_stream(work, buffer, buffer.device)
-
-    def take_phase_seconds(self) -> dict[str, float]:
-        """Seconds spent in each phase since the last call, waiting included; phases of several buckets overlap."""
-        with self._seconds_lock:
-            taken, self._seconds = self._seconds, {}
-        return taken
 
     def close(self) -> None:
         """End the threads after what is queued; the hook cannot be used afterwards."""
@@ -178,10 +178,44 @@ class GradientHook:
             future.set_result(buffer)
         return future
 
-    def _add_seconds(self, marks: list[tuple[str, float]]) -> None:
-        with self._seconds_lock:
-            for phase, seconds in marks:
-                self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
+
+class ExposedTimeHook:
+    """Wraps a gradient hook (the backend's averaging all-reduce by default); register its method `hook` with DDP."""
+
+    def __init__(self, device: torch.device, hook: Hook = allreduce_hook, state: Any = None) -> None:
+        self._hook = hook
+        self._state = state
+        self._on_cuda = device.type == "cuda"
+        self._last_bucket_seconds = 0.0
+        self._last_bucket_event: torch.cuda.Event | None = None
+        self._end_event: torch.cuda.Event | None = None
+
+    def hook(self, _state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if bucket.is_last():
+            if self._on_cuda:
+                self._last_bucket_event = torch.cuda.Event(enable_timing=True)
+                self._last_bucket_event.record()
+            else:
+                self._last_bucket_seconds = time.perf_counter()
+        return self._hook(self._state, bucket)
+
+    def backward_ended(self) -> None:
+        """Call right after the backward pass that synchronised."""
+        if self._on_cuda:
+            # DDP has made the current stream wait for the reduced buckets, so this event stands behind them.
+            self._end_event = torch.cuda.Event(enable_timing=True)
+            self._end_event.record()
+        else:
+            self._last_bucket_seconds = time.perf_counter() - self._last_bucket_seconds
+
+    def seconds(self) -> float:
+        """Exposed communication of the last synchronised backward pass; on CUDA this waits for the device."""
+        if not self._on_cuda:
+            return self._last_bucket_seconds
+        if self._last_bucket_event is None or self._end_event is None:
+            return 0.0
+        self._end_event.synchronize()
+        return float(self._last_bucket_event.elapsed_time(self._end_event)) / 1000.0
 
 
 class _Failure:

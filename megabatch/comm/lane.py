@@ -1,37 +1,35 @@
 """Runs the phases of one lane on one part of a message: posts every receive first, then phase after phase.
 
+`Workers` are the threads in which several lanes, or several buckets, do so at the same time.
+
 A reduce-scatter leaves this rank with its own chunk, on which the next phase works; the matching all-gather
 widens again. So the parts of a torus nest like brackets, and one stack tells what every phase works on.
 """
 
 from __future__ import annotations
 
-import itertools
+import queue
 import threading
 import time
-from collections.abc import Generator, Sequence
+import weakref
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from megabatch.comm.grid import ProcessGrid
-from megabatch.comm.library import LIBRARY, LibraryLink
-from megabatch.comm.link import ACTION_SHIFT, MAX_ACTIONS, Link, Scratch
+from megabatch.comm.p2p import ACTION_SHIFT, LIBRARY, MAX_ACTIONS, LibraryLink, Link, PeerLostError, Scratch
 from megabatch.comm.phases import Division, Phase
 from megabatch.comm.primitives import PRIMITIVES, own_chunk
 
-__all__ = ["Lane", "Passage", "PhaseFailedError", "Turn"]
+__all__ = ["Lane", "Passage", "Turn", "Workers"]
 
+T = TypeVar("T")
 
-class PhaseFailedError(Exception):
-    """A phase broke; carries what is needed to explain it."""
-
-    def __init__(self, phase: str, peer: int | None, cause: Exception) -> None:
-        super().__init__(f"{phase}: {cause}")
-        self.phase = phase
-        self.peer = peer
-        self.cause = cause
+EXIT_SECONDS = 2.0
+"""How long the end of the program waits for all threads of one `Workers` together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,18 +92,20 @@ class Lane:
         """What the division before the first phase divides by."""
         return self.actions[0].before if self.actions else 1
 
-    def run(
-        self, message: torch.Tensor, tag: int, *, divide_first: bool = True, turn: Turn | None = None
-    ) -> list[tuple[str, float]]:
-        """Post and run once: `Passage.run` says what it returns and raises."""
+    def run(self, message: torch.Tensor, tag: int, *, divide_first: bool = True, turn: Turn | None = None) -> None:
+        """Post and run once: `Passage.run` says what it raises."""
         passage = Passage(self, message, tag)
         passage.post()
-        return passage.run(divide_first=divide_first, turn=turn)
+        passage.run(divide_first=divide_first, turn=turn)
 
     def flush(self) -> None:
         """Block until everything sent has left this rank."""
-        for link in self._links.values():
-            link.flush()
+        try:
+            for link in self._links.values():
+                link.flush()
+        except PeerLostError as error:
+            error.phase = self.actions[-1].name
+            raise
 
     def _link(self, grid: ProcessGrid, axis: int, *, own: bool) -> Link | LibraryLink:
         key = (axis, own)
@@ -154,46 +154,83 @@ class Passage:
         """Post the receives of every primitive.
 
         Raises:
-            PhaseFailedError: the connections are closed already.
+            PeerLostError: the connections are closed already.
         """
         for action, run, _, _ in self._steps:
-            try:
-                next(run)
-            except RuntimeError as error:
-                raise PhaseFailedError(action.name, action.link.waiting_for, error) from error
+            _advance(run, action)
 
-    def run(self, *, divide_first: bool = True, turn: Turn | None = None) -> list[tuple[str, float]]:
-        """Reduce the message in place; return (phase, seconds) for each phase this rank took part in.
+    def run(self, *, divide_first: bool = True, turn: Turn | None = None) -> None:
+        """Reduce the message in place.
 
         divide_first: whether the division before the first phase is still to be done. turn: where this lane stands
         among those that begin on the same axis.
 
         Raises:
-            PhaseFailedError: a peer hung up or did not answer in time.
+            PeerLostError: a peer hung up or did not answer in time.
         """
         if turn is not None and turn.before is not None:
             turn.before.wait()
-        marks = [("", time.perf_counter())]
-        current = self._lane.actions[0] if self._steps else None
         try:
             for index, (action, run, part, result) in enumerate(self._steps):
-                current = action
                 if action.before != 1 and (index > 0 or divide_first):
                     part.div_(action.before)
-                next(run)
+                _advance(run, action)
                 if action.after != 1:
                     result.div_(action.after)
-                marks.append((action.name, time.perf_counter()))
                 if turn is not None:
                     turn.over.set()
             self._lane.flush()
-        except RuntimeError as error:
-            assert current is not None
-            raise PhaseFailedError(current.name, current.link.waiting_for, error) from error
         finally:
             if turn is not None:
                 turn.over.set()
-        return _seconds_by_phase(marks)
+
+
+class Workers:
+    """`count` daemon threads taking jobs in the order submitted: the oldest unfinished job is always in work.
+
+    Like `concurrent.futures.ThreadPoolExecutor`, which would keep a failing program alive: the interpreter waits for
+    the executor's threads at exit, and a communication thread may be waiting for a rank that is gone. Here it waits
+    too, but not for long: a thread caught inside torch's C++ code when the interpreter ends would abort the process.
+    """
+
+    def __init__(self, name: str, count: int) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"{name}-{index}", daemon=True) for index in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+        weakref.finalize(self, _end, self._jobs, self._threads)
+
+    def submit(self, job: Callable[[], T]) -> Future[T]:
+        """Queue a job; the future carries what it returns or raises."""
+        future: Future[T] = Future()
+        self._jobs.put((job, future))
+        return future
+
+    def stop(self, timeout_seconds: float) -> None:
+        """Finish what is queued and end the threads, waiting at most `timeout_seconds` for each."""
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join(timeout_seconds)
+
+    def _run(self) -> None:
+        while (work := self._jobs.get()) is not None:
+            job, future = work
+            try:
+                future.set_result(job())
+            except BaseException as error:
+                future.set_exception(error)
+            del work, job, future  # an idle thread must not keep a gradient alive
+
+
+def _advance(run: Generator[None, None, None], action: _Action) -> None:
+    try:
+        next(run)
+    except PeerLostError as error:
+        error.phase = action.name
+        raise
 
 
 def _operations(phase: Phase, *, own: bool) -> tuple[str, ...]:
@@ -208,12 +245,12 @@ def _is_leader(grid: ProcessGrid, axis: int) -> bool:
     return not any(grid.coordinates[axis + 1 :])
 
 
-def _seconds_by_phase(marks: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
-    """Differences of successive marks; the two halves of an all-reduce carry one name and are joined."""
-    joined: list[tuple[str, float]] = []
-    for (_, start), (name, end) in itertools.pairwise(marks):
-        if joined and joined[-1][0] == name:
-            joined[-1] = (name, joined[-1][1] + end - start)
-        else:
-            joined.append((name, end - start))
-    return joined
+def _end(
+    jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None], threads: list[threading.Thread]
+) -> None:
+    for _ in threads:
+        jobs.put(None)
+    until = time.monotonic() + EXIT_SECONDS
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join(max(0.0, until - time.monotonic()))

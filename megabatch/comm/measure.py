@@ -21,13 +21,13 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from megabatch.comm.allreduce import AllReducer, all_reduce
+from megabatch.comm.allreduce import AllReducer
 from megabatch.comm.calibration import AxisCost, Calibration, MeasuredPoint
-from megabatch.comm.grid import ProcessGrid, uses_gloo
-from megabatch.comm.lane import Lane, Passage, PhaseFailedError
-from megabatch.comm.link import Link, message_tag
+from megabatch.comm.failures import report_lost_peer
+from megabatch.comm.grid import ProcessGrid
+from megabatch.comm.lane import Lane, Passage
+from megabatch.comm.p2p import Link, PeerLostError, message_tag, uses_gloo
 from megabatch.comm.phases import Division, Pattern, Phase
-from megabatch.comm.rollcall import Note, in_words
 
 __all__ = [
     "AxisMeasurement",
@@ -202,7 +202,7 @@ def gather(grid: ProcessGrid, values: Sequence[float]) -> list[list[float]]:
     """Row r holds what rank r passed; the same table on every rank, in one small hop per axis."""
     table = torch.zeros(grid.world_size, len(values), dtype=torch.float64, device=probe_device(grid))
     table[grid.rank] = torch.tensor(list(values), dtype=torch.float64)
-    all_reduce(table, grid, "exchange")
+    _exchange(grid, table)
     rows: list[list[float]] = table.tolist()
     return rows
 
@@ -213,7 +213,7 @@ def from_rank_0(grid: ProcessGrid, text: str) -> str:
     numbers = torch.zeros(int(length), device=probe_device(grid))
     if grid.rank == 0:
         numbers += torch.tensor(list(text.encode()), dtype=torch.float32, device=numbers.device)
-    all_reduce(numbers, grid, "exchange")
+    _exchange(grid, numbers)
     return bytes(int(number) for number in numbers.tolist()).decode()
 
 
@@ -259,8 +259,8 @@ class _Probe:
             message = torch.zeros(numel, device=self._device)
             passage = Passage(lane, message, message_tag(calls[1], f"probe {numel}"))
             return min(self._once(passage) for _ in range(repeats))
-        except PhaseFailedError as error:
-            raise self._failure(error.cause, error.peer) from error
+        except PeerLostError as lost:
+            raise self._failure(lost) from lost
 
     def _once(self, passage: Passage) -> float:
         """Seconds of one round, its receives posted before, as those of short messages are."""
@@ -293,14 +293,14 @@ class _Probe:
                 link.wait(handle, left)
             seconds = time.perf_counter() - start
             link.flush()
-        except RuntimeError as error:
-            raise self._failure(error, link.waiting_for) from error
+        except PeerLostError as lost:
+            raise self._failure(lost) from lost
         return seconds
 
-    def _failure(self, cause: Exception, peer: int | None) -> Exception:
-        grid = self._grid
-        words = in_words(cause, peer, grid.timeout_seconds)
-        return grid.fail(Note(grid.rank, "measuring the network", self._name, 0, "probe", peer, words))
+    def _failure(self, lost: PeerLostError) -> Exception:
+        return report_lost_peer(
+            self._grid, lost, task="measuring the network", phase=self._name, call=0, message="probe"
+        )
 
 
 def _by_line(lines: Sequence[Sequence[int]], table: Sequence[Sequence[float]]) -> list[list[float]]:
@@ -334,9 +334,16 @@ def _own_primitives(grid: ProcessGrid, axes: Sequence[int], device: torch.device
     return device.type == "cpu" and all(uses_gloo(grid.group(axis)) for axis in axes)
 
 
+def _exchange(grid: ProcessGrid, tensor: torch.Tensor) -> None:
+    """Sum a small tensor over the grid in one hop per axis."""
+    if "exchange" not in grid.cache:
+        grid.cache["exchange"] = AllReducer(grid, "exchange")
+    grid.cache["exchange"].run(tensor)
+
+
 def _begin_together(grid: ProcessGrid) -> None:
     """Return on all ranks at about the same time: after one small hop per axis."""
-    all_reduce(torch.zeros(1, device=probe_device(grid)), grid, "exchange")
+    _exchange(grid, torch.zeros(1, device=probe_device(grid)))
     _wait_for_device()
 
 

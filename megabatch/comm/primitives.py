@@ -25,7 +25,7 @@ from collections.abc import Callable, Generator, Sequence
 
 import torch
 
-from megabatch.comm.link import Link, Scratch
+from megabatch.comm.p2p import Link, Scratch
 from megabatch.comm.phases import halving_core
 from megabatch.comm.price import CHAIN_SEGMENTS, RING_SEGMENTS
 

@@ -1,125 +1,234 @@
-"""Chooses the all-reduce algorithm, its segments, the DDP bucket and the grid from a calibration. Imports no torch.
+"""All-reduce by name, and `algorithm="auto"`: a race between the algorithms on the real grid, for each message size.
 
-Every algorithm of `phases` is priced; where the calibration holds measured times of it - always so for "backend", whose
-inside we do not know - those count instead. Another than the backend must win by 5 %: a draw is no reason to leave
-what plain DDP does. This is the arithmetic; `auto` puts it to the proof on the machines at hand.
+The race, for every size class from the smallest:
 
-Bucket size (pytorch issue 118421 asks for a tool): gradients become ready evenly over the backward pass, buckets leave
-in order, one all-reduce after another. Small buckets start early but pay latency often; one large bucket hides nothing.
+1. Candidates. Prices (`predictions`) rank the algorithms; what costs over five times the cheapest stays out. Of the
+   rest as many take part as can run a few rounds within the time allowed, the cheapest first; the backend always does.
+2. Timing. All take turns on a real buffer, a few rounds after one to warm up. Then the two fastest and the backend go
+   on until the size's share of the budget is spent.
+3. Choice. The smallest median wins - by at least 5 % over the backend, or the backend stays: a draw is no reason to
+   leave what plain DDP does.
+
+A size that would take longer than what is left of the budget is not run. If the backend won at the size below, it
+stays; otherwise the prices decide among those that ran there, each corrected by what measuring gave there.
+
+All decisions rest on rank 0's calibration and on times gathered from all ranks, so every rank decides alike.
 """
 
 from __future__ import annotations
 
+import logging
 import math
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
-from megabatch.comm.calibration import Calibration, measured_seconds
-from megabatch.comm.phases import ALGORITHMS, WORLD, num_steps, phases, staggered
-from megabatch.comm.price import DEFAULT_SEGMENT_BYTES, LinkCost, all_reduce_seconds
-from megabatch.comm.shape import GridShape, fitting_shapes
+import torch
+
+from megabatch.comm.allreduce import AllReducer
+from megabatch.comm.calibration import (
+    Calibration,
+    Prediction,
+    calibration_from_text,
+    calibration_text,
+    predictions,
+    read_calibration,
+)
+from megabatch.comm.grid import ProcessGrid
+from megabatch.comm.measure import calibrate, from_rank_0, probe_device, race
+from megabatch.comm.phases import WORLD, num_steps, phases
+from megabatch.comm.price import DEFAULT_SEGMENT_BYTES, all_reduce_seconds
+from megabatch.comm.shape import GridShape
 from megabatch.errors import ConfigError
 
 __all__ = [
-    "BACKEND_MARGIN",
     "SIZE_CLASSES_BYTES",
+    "AutoReducer",
     "Choice",
-    "Prediction",
-    "choose",
-    "exposed_seconds",
-    "predictions",
-    "size_class",
+    "all_reduce",
+    "make_reducer",
+    "race_choices",
+    "shared_calibration",
     "size_text",
-    "suggest_bucket_mb",
-    "suggest_grid",
-    "why",
 ]
+
+_log = logging.getLogger(__name__)
 
 SIZE_CLASSES_BYTES = (16 * 2**10, 128 * 2**10, 2**20, 8 * 2**20, 32 * 2**20)
 """Messages are chosen for by the nearest of these, on a scale of ratios."""
 
+BUDGET_SECONDS = 12.0
+"""For all races of a grid together."""
+
 BACKEND_MARGIN = 0.05
+"""Another algorithm than the backend's must be faster by this part."""
 
-_SEGMENTS_BYTES = (DEFAULT_SEGMENT_BYTES, 64 * 2**10, 128 * 2**10, 512 * 2**10, 2**20)
-_BUCKETS_MB = (1, 2, 4, 8, 16, 25, 50, 100, 200)
-_GOOD_RATE = 0.9
-_LIBRARY_ALGORITHMS = ("torus", "hierarchical", "backend")
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """What one algorithm would take for one message; measured: by points of it, not by its price."""
-
-    algorithm: str
-    segment_bytes: int
-    seconds: float
-    measured: bool
+_WORTH_TRYING = 5.0  # times the lowest price: prices are not off by more
+_HEAT_ROUNDS = 3  # of all candidates, after one round to warm up
+_FINAL_ROUNDS = 60  # at most
+_SURE_CANDIDATES = 3  # take part even if they can run but once: prices alone do not tell the best
+_SHARES = ((2 * 2**20, 1), (math.inf, 5))  # of the budget, by size: long messages need most of it
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What to use for messages of about `message_bytes`.
-
-    bucket_mb: the smallest DDP bucket that reaches 90 % of the best bytes per second; `suggest_bucket_mb` knows more
-    when the backward pass is known. reason: one line, for people.
-    """
+    """What to use for messages of about `message_bytes`. seconds: measured, or expected. reason: one line."""
 
     message_bytes: int
     algorithm: str
     segment_bytes: int
-    bucket_mb: float
-    predicted_seconds: float
+    seconds: float
     reason: str
 
 
-def choose(calibration: Calibration, shape: GridShape, message_bytes: int) -> Choice:
-    """The algorithm that should be fastest for `message_bytes` on `shape`, or the backend's own unless it is beaten.
+@dataclass(frozen=True, slots=True)
+class _Race:
+    """One size: who ran, their median seconds, what was chosen, and all the seconds it took."""
+
+    choice: Choice
+    medians: dict[str, float]
+    prices: dict[str, float]
+    spent_seconds: float
+
+
+class AutoReducer:
+    """Reduces each message by what was chosen for its size; takes the place of an `AllReducer`.
+
+    The choice is made once per grid, by the first of these that is built; all ranks must build it together.
+    calibration: a file or measurements to rank the algorithms by; by default the grid is measured (about 2 s). Either
+    way the races follow, within about `budget_seconds`. `choices` tells what was chosen, smallest size first, and
+    `explanation` why; rank 0 also logs it.
+    """
+
+    def __init__(
+        self,
+        grid: ProcessGrid,
+        *,
+        average: bool = False,
+        grad_dtype: torch.dtype | None = None,
+        calibration: Calibration | str | Path | None = None,
+        sizes: Sequence[int] = SIZE_CLASSES_BYTES,
+        budget_seconds: float = BUDGET_SECONDS,
+    ) -> None:
+        self.grid = grid
+        self.algorithm = "auto"
+        self.grad_dtype = grad_dtype
+        key = ("auto choices", tuple(sizes))
+        if key not in grid.cache:
+            grid.cache[key] = _choices(grid, calibration, sizes, budget_seconds)
+        self.choices: tuple[Choice, ...] = grid.cache[key]
+        self._reducers = {
+            (choice.algorithm, choice.segment_bytes): AllReducer(
+                grid, choice.algorithm, average=average, grad_dtype=grad_dtype, segment_bytes=choice.segment_bytes
+            )
+            for choice in self.choices
+        }
+
+    @property
+    def algorithms(self) -> frozenset[str]:
+        """The algorithms in use."""
+        return frozenset(choice.algorithm for choice in self.choices)
+
+    @property
+    def explanation(self) -> list[str]:
+        """One line per size class: what is used and why."""
+        return [choice.reason for choice in self.choices]
+
+    def choice_for(self, message_bytes: int) -> Choice:
+        """What is used for a message of this size on the wire: the choice of the nearest size, on a scale of ratios."""
+        return min(self.choices, key=lambda choice: abs(math.log(max(1, message_bytes) / choice.message_bytes)))
+
+    def run(self, tensor: torch.Tensor, *, task: str = "all-reduce", call: int | None = None) -> None:
+        """As `AllReducer.run`."""
+        choice = self.choice_for(tensor.numel() * (self.grad_dtype or tensor.dtype).itemsize)
+        self._reducers[choice.algorithm, choice.segment_bytes].run(tensor, task=task, call=call)
+
+
+def all_reduce(
+    tensor: torch.Tensor,
+    grid: ProcessGrid,
+    algorithm: str = "torus",
+    *,
+    average: bool = False,
+    grad_dtype: torch.dtype | None = None,
+    segment_bytes: int = DEFAULT_SEGMENT_BYTES,
+) -> None:
+    """Sum (or average) `tensor` over all ranks of `grid`, in place; all ranks must call it in the same order.
+
+    Buffers are cached with the grid. See `AllReducer` for the options and `AllReducer.run` for the errors.
+    """
+    options = (algorithm, average, grad_dtype, segment_bytes)
+    if options not in grid.cache:
+        grid.cache[options] = make_reducer(
+            grid, algorithm, average=average, grad_dtype=grad_dtype, segment_bytes=segment_bytes
+        )
+    grid.cache[options].run(tensor)
+
+
+def make_reducer(
+    grid: ProcessGrid,
+    algorithm: str,
+    *,
+    average: bool = False,
+    grad_dtype: torch.dtype | None = None,
+    segment_bytes: int = DEFAULT_SEGMENT_BYTES,
+    calibration: Calibration | str | Path | None = None,
+) -> AllReducer | AutoReducer:
+    """The reducer for an algorithm; "auto" measures (or reads `calibration`), races, and sets its own segments."""
+    if algorithm == "auto":
+        return AutoReducer(grid, average=average, grad_dtype=grad_dtype, calibration=calibration)
+    return AllReducer(grid, algorithm, average=average, grad_dtype=grad_dtype, segment_bytes=segment_bytes)
+
+
+def shared_calibration(grid: ProcessGrid, calibration: Calibration | str | Path | None = None) -> Calibration:
+    """Rank 0's calibration on every rank: the one given, or read from a file, or measured now.
 
     Raises:
-        ConfigError: the calibration is of another grid whose links differ.
+        ConfigError: on every rank, when rank 0 cannot read the file or it is of another grid.
     """
-    ranked = predictions(calibration, shape, message_bytes)
-    best = ranked[0]
-    backend = next(prediction for prediction in ranked if prediction.algorithm == "backend")
-    if best.seconds >= (1 - BACKEND_MARGIN) * backend.seconds:
-        best = backend
-    reason = why(calibration, shape, message_bytes, best, ranked)
-    bucket_mb = _efficient_bucket_mb(calibration, shape)
-    return Choice(message_bytes, best.algorithm, best.segment_bytes, bucket_mb, best.seconds, reason)
+    if calibration is None:
+        return calibrate(grid)
+    error = text = ""
+    if grid.rank == 0:
+        try:
+            known = calibration if isinstance(calibration, Calibration) else read_calibration(calibration)
+            known.links(grid.shape)
+            text = calibration_text(known)
+        except ConfigError as problem:
+            error = str(problem)
+    if error := from_rank_0(grid, error):
+        raise ConfigError(error)
+    return calibration_from_text(from_rank_0(grid, text), "rank 0's calibration")
 
 
-def predictions(calibration: Calibration, shape: GridShape, message_bytes: float) -> list[Prediction]:
-    """Every algorithm with its best segment size, fastest first.
-
-    On a backend that does its own collectives, only algorithms that differ in what they ask of it.
-    """
-    names = tuple(ALGORITHMS) if calibration.backend == "gloo" else _LIBRARY_ALGORITHMS
-    links = calibration.links(shape) if calibration.axes else ()
-    same_grid = shape.sizes == calibration.shape.sizes
-    found = []
-    for name in names:
-        price, segment_bytes = (
-            _best_segment(calibration, name, shape, links, message_bytes) if links else (0.0, DEFAULT_SEGMENT_BYTES)
-        )
-        points = [point for point in calibration.points if point.algorithm == name]
-        known = measured_seconds(points, name, message_bytes) if same_grid or name == "backend" else None
-        if links and len(points) == 1 and known is not None and message_bytes > points[0].message_bytes:
-            # A lone point knows no slope; the price does.
-            known = (
-                points[0].seconds + price - _best_segment(calibration, name, shape, links, points[0].message_bytes)[0]
-            )
-        if known is not None:
-            found.append(Prediction(name, segment_bytes, known, measured=True))
-        elif links:
-            found.append(Prediction(name, segment_bytes, price, measured=False))
-    if not any(prediction.algorithm == "backend" for prediction in found):
-        raise ConfigError(f"the calibration of grid {calibration.grid} has no measurement at all; measure again")
-    return sorted(found, key=lambda prediction: prediction.seconds)
-
-
-def size_class(message_bytes: int, classes: Sequence[int] = SIZE_CLASSES_BYTES) -> int:
-    """The class nearest to a message on a scale of ratios."""
-    return min(classes, key=lambda size: abs(math.log(max(1, message_bytes) / size)))
+def race_choices(
+    grid: ProcessGrid,
+    calibration: Calibration,
+    sizes: Sequence[int] = SIZE_CLASSES_BYTES,
+    *,
+    budget_seconds: float = BUDGET_SECONDS,
+    device: torch.device | None = None,
+) -> tuple[Choice, ...]:
+    """A choice per size, smallest first: raced where the budget allows, else derived from the size below."""
+    device = device or probe_device(grid)
+    ordered = sorted(sizes)
+    shares = [next(share for most, share in _SHARES if size <= most) for size in ordered]
+    choices: list[Choice] = []
+    below: _Race | None = None
+    left = budget_seconds
+    for index, size in enumerate(ordered):
+        ranked = predictions(calibration, grid.shape, size)
+        share = left * shares[index] / sum(shares[index:])
+        candidates = _candidates(ranked, size, share, left, below)
+        if candidates:
+            below = _run_race(grid, candidates, size, share, device, calibration)
+            left -= below.spent_seconds
+            choices.append(below.choice)
+        else:
+            choices.append(_inherited(size, ranked, below))
+    return tuple(choices)
 
 
 def size_text(message_bytes: int) -> str:
@@ -130,106 +239,142 @@ def size_text(message_bytes: int) -> str:
     return f"{message_bytes} bytes"
 
 
-def why(
-    calibration: Calibration, shape: GridShape, message_bytes: int, best: Prediction, ranked: Sequence[Prediction]
-) -> str:
-    """One line: what, how long against the backend, and what makes the difference."""
-    backend = next(prediction for prediction in ranked if prediction.algorithm == "backend")
-    head = f"{size_text(message_bytes)}: {best.algorithm}, {_told(best)}"
-    if best.algorithm == "backend":
-        rival = next((prediction for prediction in ranked if prediction.algorithm != "backend"), None)
-        return f"{head}; " + (f"best other is {rival.algorithm}, {_told(rival)}" if rival else "nothing else is known")
-    cause = (
-        _cause(calibration, best.algorithm, shape, calibration.links(shape), message_bytes) if calibration.axes else ""
-    )
-    return f"{head} against the backend's {_told(backend)}{cause}"
+def _choices(
+    grid: ProcessGrid, calibration: Calibration | str | Path | None, sizes: Sequence[int], budget_seconds: float
+) -> tuple[Choice, ...]:
+    if not sizes:
+        raise ConfigError("no message sizes to choose an algorithm for; give at least one, or leave the default")
+    if grid.world_size == 1:
+        return (Choice(max(sizes), "backend", DEFAULT_SEGMENT_BYTES, 0.0, "a single rank: nothing to reduce"),)
+    choices = race_choices(grid, shared_calibration(grid, calibration), sizes, budget_seconds=budget_seconds)
+    if grid.rank == 0:
+        for choice in choices:
+            _log.info("all-reduce of %s", choice.reason)
+    return choices
 
 
-def suggest_bucket_mb(
-    calibration: Calibration, shape: GridShape, gradient_bytes: int, backward_seconds: float
-) -> float:
-    """`bucket_cap_mb` for DDP that leaves the least communication after the backward pass; the largest of equals."""
-    if gradient_bytes < 1 or backward_seconds < 0:
-        raise ConfigError(
-            f"{gradient_bytes} bytes of gradients in {backward_seconds:g} s; give those of one backward pass"
-        )
-    exposed = {
-        bucket_mb: exposed_seconds(calibration, shape, gradient_bytes, backward_seconds, bucket_mb)
-        for bucket_mb in _BUCKETS_MB
+def _candidates(
+    ranked: Sequence[Prediction], size: int, share_seconds: float, left_seconds: float, below: _Race | None
+) -> list[Prediction]:
+    """The cheapest that fit into the time, and the backend last; none where not even two fit."""
+    backend = _backend_of(ranked)
+    others: list[Prediction] = []
+    for one in ranked:
+        # Equal prices mean equal messages on this grid, as of torus and direct on 2x2: one of them will do.
+        is_new = not others or not math.isclose(one.seconds, others[-1].seconds, rel_tol=1e-3)
+        if one.algorithm != "backend" and (is_new or one.measured):
+            others.append(one)
+    others = [one for one in others if one.seconds <= _WORTH_TRYING * others[0].seconds]
+    while others:
+        once = sum(_expected_seconds(one, size, below) for one in (*others, backend))
+        fits_heats = (1 + _HEAT_ROUNDS) * once <= share_seconds
+        if fits_heats or (len(others) <= _SURE_CANDIDATES and once <= left_seconds):
+            return [*others, backend]
+        others.pop()
+    return []
+
+
+def _expected_seconds(one: Prediction, size: int, below: _Race | None) -> float:
+    """The prediction, held between what the size below took and that in proportion to the bytes."""
+    if below is None:
+        return one.seconds
+    known = below.medians.get(one.algorithm, max(below.medians.values()))
+    return min(max(one.seconds, known), known * size / below.choice.message_bytes)
+
+
+def _run_race(
+    grid: ProcessGrid,
+    candidates: Sequence[Prediction],
+    size: int,
+    budget_seconds: float,
+    device: torch.device,
+    calibration: Calibration,
+) -> _Race:
+    """Run all candidates a few times, then the two fastest and the backend as often as the budget allows."""
+    buffer = torch.zeros(size // 4, device=device)
+    runs = {
+        one.algorithm: partial(AllReducer(grid, one.algorithm, segment_bytes=one.segment_bytes).run, buffer)
+        for one in candidates
     }
-    least = min(exposed.values())
-    close = least + 0.01 * (backward_seconds + least)
-    return float(max(bucket_mb for bucket_mb, seconds in exposed.items() if seconds <= close))
+    times = race(grid, runs, 1)
+    spent = _total(times)
+    heats = min(_HEAT_ROUNDS, int(budget_seconds / max(spent, 1e-9)) - 1)
+    if heats > 0:  # else a round takes so long that warming up does not matter
+        times = race(grid, runs, heats)
+        spent += _total(times)
+        fastest = sorted(runs, key=lambda name: statistics.median(times[name]))
+        finalists = {name: runs[name] for name in runs if name in (*fastest[:2], "backend")}
+        once = sum(statistics.median(times[name]) for name in finalists)
+        finals = min(_FINAL_ROUNDS, int((budget_seconds - spent) / max(once, 1e-9)))
+        if finals > 0:
+            more = race(grid, finalists, finals)
+            spent += _total(more)
+            times |= {name: times[name] + seconds for name, seconds in more.items()}
+    medians = {name: statistics.median(seconds) for name, seconds in times.items()}
+    choice = _judged(size, candidates, medians, grid.shape, calibration)
+    return _Race(choice, medians, {one.algorithm: one.seconds for one in candidates}, spent)
 
 
-def exposed_seconds(
-    calibration: Calibration, shape: GridShape, gradient_bytes: int, backward_seconds: float, bucket_mb: float
-) -> float:
-    """Communication left over when the backward pass ends, with the best algorithm for each bucket."""
-    bucket_bytes = min(bucket_mb * 2**20, gradient_bytes)
-    num_whole, rest = divmod(gradient_bytes, bucket_bytes)
-    sizes = [bucket_bytes] * int(num_whole) + ([rest] if rest else [])
-    seconds = {size: predictions(calibration, shape, size)[0].seconds for size in set(sizes)}
-    ready = end = 0.0
-    for size in sizes:
-        ready += backward_seconds * size / gradient_bytes
-        end = max(end, ready) + seconds[size]
-    return max(0.0, end - backward_seconds)
+def _total(times: dict[str, list[float]]) -> float:
+    return sum(sum(seconds) for seconds in times.values())
 
 
-def suggest_grid(calibration: Calibration, message_bytes: int) -> GridShape:
-    """The rows x columns grid on which `message_bytes` are reduced fastest; the measured one where links differ.
-
-    Ranks that share a host must stay together, so another shape is considered only if all links are alike.
-    """
-    best = calibration.shape
-    least = predictions(calibration, best, message_bytes)[0].seconds
-    for shape in fitting_shapes(best.world_size):
-        try:
-            seconds = predictions(calibration, shape, message_bytes)[0].seconds
-        except ConfigError:
-            return calibration.shape
-        if seconds < (1 - BACKEND_MARGIN) * least:
-            best, least = shape, seconds
-    return best
-
-
-def _best_segment(
-    calibration: Calibration, name: str, shape: GridShape, links: Sequence[LinkCost], message_bytes: float
-) -> tuple[float, int]:
-    phase_list = calibration.phases(name, shape, message_bytes)
-    one_link = not calibration.separate_links(shape)
-
-    def price(segment_bytes: int) -> float:
-        return all_reduce_seconds(phase_list, shape, links, message_bytes, segment_bytes, one_link=one_link)
-
-    if staggered(phase_list) or not any(phase.pattern in ("ring", "chain", "backend") for phase in phase_list):
-        return price(DEFAULT_SEGMENT_BYTES), DEFAULT_SEGMENT_BYTES
-    prices = [(price(size), size) for size in _SEGMENTS_BYTES]
-    return min(prices, key=lambda price: price[0])  # the default comes first, so it wins a draw
+def _judged(
+    size: int, candidates: Sequence[Prediction], medians: dict[str, float], shape: GridShape, calibration: Calibration
+) -> Choice:
+    """The fastest candidate as measured, or the backend unless it is clearly beaten."""
+    best = min(candidates, key=lambda one: medians[one.algorithm])
+    backend = _backend_of(candidates)
+    if medians[best.algorithm] >= (1 - BACKEND_MARGIN) * medians["backend"]:
+        best = backend
+    took = medians[best.algorithm]
+    others = ", ".join(f"{one.algorithm} {_ms(medians[one.algorithm])}" for one in candidates if one != best)
+    reason = f"{size_text(size)}: {best.algorithm}, {_ms(took)} measured, against {others}"
+    if best != backend and calibration.axes:
+        reason += f"; {_cause(calibration, best.algorithm, shape, size)}"
+    return Choice(size, best.algorithm, best.segment_bytes, took, reason)
 
 
-def _efficient_bucket_mb(calibration: Calibration, shape: GridShape) -> float:
-    rates = [size / predictions(calibration, shape, size * 2**20)[0].seconds for size in _BUCKETS_MB]
-    return float(next(size for size, rate in zip(_BUCKETS_MB, rates, strict=True) if rate >= _GOOD_RATE * max(rates)))
+def _inherited(size: int, ranked: Sequence[Prediction], below: _Race | None) -> Choice:
+    """For a size too long to run: the best corrected price, or the backend if that won below or is no worse."""
+    taken = _backend_of(ranked)
+    cause = "no smaller size was tried either"
+    if below is not None:
+        where = size_text(below.choice.message_bytes)
+        cause = f"it won at {where}"
+        if below.choice.algorithm != "backend":
+            corrected = [
+                replace(one, seconds=one.seconds * below.medians[one.algorithm] / below.prices[one.algorithm])
+                for one in ranked
+                if one.algorithm in below.medians
+            ]
+            taken = _backend_of(corrected)
+            best = min(corrected, key=lambda one: one.seconds)
+            cause = f"the price corrected at {where} has nothing faster"
+            if best.seconds < (1 - BACKEND_MARGIN) * taken.seconds:
+                told = f"{_ms(best.seconds)} against the backend's {_ms(taken.seconds)}"
+                taken, cause = best, f"the price corrected at {where} is {told}"
+    reason = f"{size_text(size)}: {taken.algorithm}, not tried (too long for start-up); {cause}"
+    return Choice(size, taken.algorithm, taken.segment_bytes, taken.seconds, reason)
 
 
-def _told(prediction: Prediction) -> str:
-    return f"{1000 * prediction.seconds:.3g} ms {'measured' if prediction.measured else 'predicted'}"
-
-
-def _cause(
-    calibration: Calibration, name: str, shape: GridShape, links: Sequence[LinkCost], message_bytes: float
-) -> str:
+def _cause(calibration: Calibration, name: str, shape: GridShape, message_bytes: int) -> str:
     """What an algorithm saves against a flat ring: messages that wait for one another, or bytes on slow links."""
+    links = calibration.links(shape)
     chosen, ring = calibration.phases(name, shape, message_bytes), phases("ring", shape)
     axes = [axis for axis, size in enumerate(shape.sizes) if size > 1]
     slow = min(axes, key=lambda axis: links[axis].rate(alone=False))
     share = sum(float(phase.sent_share()) for phase in chosen if phase.axis in (slow, WORLD))
     flat = float(ring[0].sent_share())
-    mostly_latency = 2 * all_reduce_seconds(chosen, shape, links, 0) > all_reduce_seconds(
-        chosen, shape, links, message_bytes
-    )
-    if mostly_latency or share >= flat:
-        return f": {num_steps(chosen)} dependent messages, a flat ring has {num_steps(ring)}"
-    return f": a rank sends {share:.2f} of the message along the {shape.names[slow]}, {flat:.2f} in a flat ring"
+    latency, whole = (all_reduce_seconds(chosen, shape, links, size) for size in (0, message_bytes))
+    if 2 * latency > whole or share >= flat:
+        return f"{num_steps(chosen)} dependent messages, a flat ring has {num_steps(ring)}"
+    return f"a rank sends {share:.2f} of the message along the {shape.names[slow]}, {flat:.2f} in a flat ring"
+
+
+def _backend_of(ranked: Sequence[Prediction]) -> Prediction:
+    return next(one for one in ranked if one.algorithm == "backend")
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms"

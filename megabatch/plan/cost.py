@@ -23,9 +23,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from megabatch.comm.calibration import predictions
 from megabatch.comm.phases import ALGORITHMS, WORLD, Phase, Step, num_lanes, phases
 from megabatch.comm.price import LinkCost, phase_seconds
-from megabatch.comm.select import predictions
 from megabatch.comm.shape import GridShape
 from megabatch.plan.cluster import Cluster, Network
 from megabatch.plan.topology import Flows, count_crossings, count_peer_flows, count_ring_flows, count_swap_flows

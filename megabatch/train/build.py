@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from megabatch.comm.exposed import ExposedTimeHook
 from megabatch.comm.grid import ProcessGrid
-from megabatch.comm.hook import gradient_hook
+from megabatch.comm.hook import ExposedTimeHook, gradient_hook
 from megabatch.comm.noise_scale import NoiseScale
 from megabatch.comm.shape import GridShape
 from megabatch.config import Config, OptimizerConfig

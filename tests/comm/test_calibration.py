@@ -1,8 +1,9 @@
-"""The calibration file: there and back, refused when wrong, and nccl-tests' own file as a source."""
+"""The calibration file: there and back, refused when wrong; and predictions whose winner is known."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,14 @@ from megabatch.comm.calibration import (
     AxisCost,
     Calibration,
     MeasuredPoint,
-    bus_factor,
     calibration_from_text,
     calibration_text,
     measured_seconds,
+    predictions,
     read_calibration,
-    read_nccl_tests,
     write_calibration_file,
 )
+from megabatch.comm.phases import ALGORITHMS
 from megabatch.comm.price import LinkCost
 from megabatch.comm.shape import GridShape
 from megabatch.errors import ConfigError
@@ -108,68 +109,93 @@ def test_seconds_between_and_beyond_measured_points() -> None:
     assert measured_seconds(falling, "torus", 9000) == 1.0
 
 
-def _nccl_row(size: int, **changes: Any) -> dict[str, Any]:
-    body = {"time": 33.5, "alg_bw": 0.25, "bus_bw": 0.4375, "nwrong": 0.0}
-    row = {"size": size, "count": size // 4, "type": "float", "redop": "sum", "root": "    -1", "out_of_place": body}
-    return row | {"in_place": body | {"time": 30.0}, "actual_iterations": 20, "experiment_name": ""} | changes
+GRID = GridShape((4, 4))
+KB, MB = 1000, 1_000_000
 
 
-def _nccl_file(folder: Path, **changes: Any) -> Path:
-    content: dict[str, Any] = {
-        "version": 3,
-        "start_time": "2026-07-09 16:03:21",
-        "args": ["./build/all_reduce_perf", "-J", "out.json"],
-        "env": ["HOME=/root"],
-        "nccl_version": 22900,
-        "config": {"nthreads": 1, "ngpus": 8, "devices": []},
-        "results": [_nccl_row(0), _nccl_row(2**20), _nccl_row(8192)],
-        "out_of_bounds": {"count": 0, "okay": True},
-        "average_bus_bandwidth": {"bandwidth": 0.4, "okay": "unchecked"},
-    }
-    path = folder / "nccl.json"
-    path.write_text(json.dumps(content | changes))
-    return path
+def _network(slow: AxisCost, fast: AxisCost, *backend: tuple[int, float], hosts: int = 4) -> Calibration:
+    points = tuple(MeasuredPoint("backend", size, seconds) for size, seconds in backend)
+    return Calibration("4x4", hosts, "gloo", (slow, fast), points)
 
 
-def test_nccl_tests_rows_become_points(tmp_path: Path) -> None:
-    wanted = (MeasuredPoint("backend", 8192, 3e-5), MeasuredPoint("backend", 2**20, 3e-5))
-    assert read_nccl_tests(_nccl_file(tmp_path)) == wanted
-    # Only out of place, by processor time, and cut off in the last row.
-    rows = [_nccl_row(4096, in_place=None, out_of_place={"cpu_time": 12.0, "nwrong": None}), {"size": 8192}]
-    (point,) = read_nccl_tests(_nccl_file(tmp_path, version=1, results=rows))
-    assert point == MeasuredPoint("backend", 4096, 1.2e-5)
+LOOPBACK_ROW = AxisCost("row", 4, 5e-5, 1.5e9, 2e-5)
+# Measured times of Gloo's own all-reduce on such networks, seconds: see the networks of the laboratory.
+SHARED_NIC = _network(
+    AxisCost("column", 4, 2.2e-3, 24e6, 3e-5, ranks_per_link=4.0), LOOPBACK_ROW, (100 * KB, 0.148), (10 * MB, 1.13)
+)
+NIC_PER_RANK = _network(AxisCost("column", 4, 2.2e-3, 12e6, 3e-5), LOOPBACK_ROW, (100 * KB, 0.145), (10 * MB, 1.53))
+EQUAL_HOSTS = _network(
+    AxisCost("column", 4, 5.2e-3, 12e6, 3e-5),
+    AxisCost("row", 4, 5.2e-3, 12e6, 3e-5),
+    *((10 * KB, 0.32), (100 * KB, 0.328), (1 * MB, 0.455), (10 * MB, 1.7)),
+    hosts=16,
+)
+LOOPBACK = _network(
+    AxisCost("column", 4, 6e-5, 0.4e9, 3e-5),
+    AxisCost("row", 4, 6e-5, 0.4e9, 3e-5),
+    *((10 * KB, 2e-4), (1 * MB, 1e-3), (100 * MB, 0.1)),
+    hosts=1,
+)
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("calibration", "message_bytes", "algorithms"),
     [
-        ({"version": 4}, "format 4"),
-        ({"version": None}, "format None"),
-        ({"args": ["/opt/all_gather_perf"]}, "is of all_gather_perf"),
-        ({"results": None}, "is not from nccl-tests"),
-        ({"results": []}, "no finished row"),
-        ({"results": ["row"]}, "a row without size or time"),
-        ({"results": [_nccl_row(8, in_place={"alg_bw": 1.0})]}, "a row without size or time"),
-        ({"results": [_nccl_row(8, in_place={"time": "nan"})]}, "time nan"),
-        ({"results": [_nccl_row(8, in_place={"time": 1.0, "nwrong": 3.0})]}, "8 bytes has wrong results"),
+        (EQUAL_HOSTS, 1 * KB, {"exchange"}),  # two hops, bytes do not matter
+        (EQUAL_HOSTS, 100 * KB, {"torus", "direct"}),  # four hops, and every byte sent once
+        (SHARED_NIC, 10 * MB, {"torus", "two_way_torus", "direct"}),  # 1.5 of the message through the card, not 1.875
+        (NIC_PER_RANK, 10 * MB, {"torus", "two_way_torus", "direct"}),
+        (LOOPBACK, 10 * KB, {"backend"}),
+        (LOOPBACK, 1 * MB, {"backend"}),
+        (LOOPBACK, 100 * MB, {"backend"}),
     ],
 )
-def test_other_nccl_files_are_refused(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told) as caught:
-        read_nccl_tests(_nccl_file(tmp_path, **changes))
-    assert "\n" not in str(caught.value)
+def test_the_known_winner_comes_first(calibration: Calibration, message_bytes: int, algorithms: set[str]) -> None:
+    ranked = predictions(calibration, GRID, message_bytes)
+    assert ranked[0].algorithm in algorithms
+    assert [one.seconds for one in ranked] == sorted(one.seconds for one in ranked)
+    assert all(one.segment_bytes > 0 for one in ranked)
 
 
-def test_what_is_no_nccl_file_at_all(tmp_path: Path) -> None:
-    for text, told in [
-        ("# nccl-tests", "is not JSON"),
-        ("[]", "is not from nccl-tests"),
-        ("{}", "not from nccl-tests"),
-    ]:
-        (tmp_path / "x").write_text(text)
-        with pytest.raises(ConfigError, match=told):
-            read_nccl_tests(tmp_path / "x")
+def test_with_a_shared_card_few_bytes_through_it_win() -> None:
+    """Without latency the order follows bytes through the card alone: torus 1.5, leader and flat ring more."""
+    card = AxisCost("column", 4, 0.0, 24e6, ranks_per_link=4.0)
+    calibration = _network(card, AxisCost("row", 4, 0.0, 1e12), (MB, 1e3), (2 * MB, 2e3))
+    ranked = [p.algorithm for p in predictions(calibration, GRID, 10 * MB)]
+    assert set(ranked[:2]) <= {"torus", "direct", "hierarchical"}
+    seconds = {p.algorithm: p.seconds for p in predictions(calibration, GRID, 10 * MB)}
+    assert seconds["ring"] / seconds["torus"] == pytest.approx(1.25, rel=0.01)
+    # Leaders alone cross too: 2 * 3/4 of the message. Two ways send half of it whole through the card.
+    assert seconds["hierarchical"] / seconds["torus"] == pytest.approx(1.0, rel=0.01)
+    assert seconds["two_way_torus"] > 2 * seconds["torus"]
 
 
-def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
-    assert [bus_factor(n) for n in (1, 2, 4, 8)] == [0, 1, 1.5, 1.75]
+def test_a_lone_point_is_continued_by_the_price() -> None:
+    """A small message alone says nothing of bytes: 50 ms at 1 KB, and above it what a ring adds."""
+    lone = replace(EQUAL_HOSTS, points=(MeasuredPoint("backend", 1 * KB, 0.05),))
+    seconds = {size: {p.algorithm: p.seconds for p in predictions(lone, GRID, size)} for size in (500, 1 * KB, 10 * MB)}
+    assert seconds[500]["backend"] == seconds[1 * KB]["backend"] == 0.05
+    added = seconds[10 * MB]["ring"] - seconds[1 * KB]["ring"]
+    assert seconds[10 * MB]["backend"] == pytest.approx(0.05 + added)
+
+
+def test_a_backend_with_collectives_of_its_own_is_offered_what_differs() -> None:
+    names = {p.algorithm for p in predictions(replace(NIC_PER_RANK, backend="nccl"), GRID, MB)}
+    assert names == {"torus", "hierarchical", "backend"}
+    assert {p.algorithm for p in predictions(NIC_PER_RANK, GRID, MB)} == set(ALGORITHMS)
+
+
+def test_measured_times_count_more_than_prices() -> None:
+    points = (*EQUAL_HOSTS.points, MeasuredPoint("ring", 100 * KB, 1e-3))
+    best = predictions(replace(EQUAL_HOSTS, points=points), GRID, 100 * KB)[0]
+    assert (best.algorithm, best.seconds, best.measured) == ("ring", 1e-3, True)
+    # ... on the grid they were measured on.
+    assert predictions(replace(EQUAL_HOSTS, points=points), GridShape((2, 8)), 100 * KB)[0].algorithm != "ring"
+
+
+def test_points_alone_leave_only_the_backend() -> None:
+    points = (MeasuredPoint("backend", MB, 1.0),)
+    (only,) = predictions(Calibration("4x4", 0, "nccl", points=points), GRID, MB)
+    assert (only.algorithm, only.seconds, only.measured) == ("backend", 1.0, True)
+    with pytest.raises(ConfigError, match="no measurement at all"):
+        predictions(Calibration("4x4", 0, "nccl"), GRID, MB)

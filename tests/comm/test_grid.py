@@ -1,21 +1,28 @@
-"""ProcessGrid on real ranks and, for its size, on torch's fake process group."""
+"""ProcessGrid on real ranks, on torch's fake process group for its size; threads stand in for ranks that agree."""
 
 from __future__ import annotations
 
+import inspect
 import time
+import tomllib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from megabatch.comm.allreduce import all_reduce
-from megabatch.comm.grid import ProcessGrid, _axis_group, uses_gloo
+from megabatch.comm.grid import ProcessGrid, _axis_group, agree_on_grid, host_name
+from megabatch.comm.p2p import uses_gloo
 from megabatch.comm.phases import WORLD
-from megabatch.comm.rollcall import Note
+from megabatch.comm.select import all_reduce
 from megabatch.comm.shape import GridShape
-from megabatch.errors import CommunicationError, GridError, LaunchError
+from megabatch.errors import GridError, LaunchError, MegabatchError
 from tests.ranks import run_ranks
 
 
@@ -64,6 +71,50 @@ def _build_again_and_again(rank: int) -> list[float]:
 def test_a_closed_grid_can_be_built_again() -> None:
     for sums in run_ranks(4, _build_again_and_again):
         assert sums == [4.0 * (0 + 1 + 2 + 3 + 4 * build) for build in range(3)]
+
+
+def test_the_private_function_of_torch_that_is_replaced_is_there_in_the_versions_allowed() -> None:
+    """`_group_named` replaces `_process_group_name`: a torch that may not have it must not be installed unseen."""
+    parameters = inspect.signature(dist.distributed_c10d._process_group_name).parameters
+    assert list(parameters) == ["ranks", "use_hashed_name"]
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (torch_range,) = [line for line in project["dependencies"] if line.startswith("torch>")]
+    assert torch_range == "torch>=2.13,<2.14"
+
+
+def _of_meshes(rank: int) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard"))
+    line = init_device_mesh("cpu", (4,))
+    for name, one in (("2x2", mesh), ("4", line)):
+        grid = ProcessGrid.build(one, timeout_seconds=20)
+        told = torch.arange(5.0) + rank
+        all_reduce(told, grid, "torus")
+        all_reduce(told, grid, "ring", average=True)
+        facts[name] = (grid.shape.text, grid.shape.names, grid.hosts != (), told.tolist())
+        facts[f"{name} group"] = grid.group(len(grid.shape.sizes) - 1) is one.get_group(one.ndim - 1)
+        grid.close()
+    told = torch.tensor([float(rank)])
+    dist.all_reduce(told, group=mesh.get_group(0))  # closing a grid leaves the mesh its groups
+    facts["after"] = float(told)
+    try:
+        ProcessGrid.build(DeviceMesh("cpu", torch.tensor([[0, 2], [1, 3]])), timeout_seconds=20)
+    except GridError as error:
+        facts["refused"] = str(error)
+    return facts
+
+
+def test_a_device_mesh_is_a_grid() -> None:
+    for rank, facts in enumerate(run_ranks(4, _of_meshes)):
+        total = [4.0 * place + 6 for place in range(5)]
+        assert facts["2x2"] == ("2x2", ("replica", "shard"), True, total)
+        assert facts["4"] == ("4", ("row",), True, total)
+        assert facts["2x2 group"]
+        assert facts["4 group"]
+        assert facts["after"] == (2.0 if rank % 2 == 0 else 4.0)
+        assert facts["refused"] == (
+            "the mesh holds ranks 0, 2, 1, 3; give one of all ranks of the world, in order, row by row"
+        )
 
 
 def _error(shape: str, rank: int) -> str:
@@ -125,18 +176,6 @@ def test_4096_ranks_cost_this_rank_two_groups_of_64() -> None:
         ProcessGrid.build(agree=False)
 
 
-def test_a_broken_grid_stays_broken_and_says_why() -> None:
-    grid = ProcessGrid(GridShape((2, 2)), 0, [None, None])
-    note = Note(0, "bucket 1", "row all-gather", 4, "10 float32", 1, "rank 1 closed its connection")
-    first = grid.fail(note)
-    later = grid.fail(Note(0, "bucket 2", "row all-gather", 5, "10 float32", 1, "pair closed"))
-    assert str(first) == str(later)
-    assert str(first).startswith("rank 0, bucket 1, row all-gather: rank 1 closed its connection;")
-    for use in (grid.check_usable, grid.next_call):
-        with pytest.raises(CommunicationError, match="bucket 1, row all-gather"):
-            use()
-
-
 def test_groups_that_cannot_connect_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_route(*args: object, **options: object) -> None:
         raise RuntimeError("connect: No route to host\nstack")
@@ -148,3 +187,65 @@ def test_groups_that_cannot_connect_are_named(monkeypatch: pytest.MonkeyPatch) -
         "the row of ranks 0, 1, 2, 3, 4, 5, 6, 7, ... could not connect within 5 s (connect: No route to host); "
         "look at their logs and at the network between them"
     )
+
+
+Layout = tuple[tuple[str, ...], str, str]
+
+
+def _ask(hosts: str, shapes: Sequence[str], absent: int | None = None) -> list[Layout | MegabatchError]:
+    store = HashStore()
+
+    def rank_asks(rank: int) -> Layout | MegabatchError:
+        try:
+            return agree_on_grid(store, rank, len(hosts), shapes[rank], hosts[rank], 1.0)
+        except MegabatchError as error:
+            return error
+
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        return list(pool.map(rank_asks, [rank for rank in range(len(hosts)) if rank != absent]))
+
+
+def test_a_given_shape_is_kept_and_hosts_are_known() -> None:
+    answers = _ask("aabb", ["4x1"] * 4)
+    assert answers == [(("a", "a", "b", "b"), "4x1", "as given")] * 4
+
+
+def test_without_a_shape_hosts_become_rows() -> None:
+    assert _ask("aaabbb", [""] * 6)[3] == (tuple("aaabbb"), "2x3", "one host per row")
+
+
+def test_without_a_shape_and_with_uneven_hosts_the_grid_is_near_square() -> None:
+    answer = _ask("aaaabb", [""] * 6)[5]
+    assert isinstance(answer, tuple)
+    assert answer[1] == "2x3"
+    assert answer[2].startswith("near square")
+
+
+def test_different_shapes_end_everywhere_with_one_reason() -> None:
+    errors = _ask("aabb", ["2x2", "2x2", "4x1", "2x2"])
+    assert all(isinstance(error, GridError) for error in errors)
+    assert {str(error) for error in errors} == {
+        "grid shapes differ between workers (2x2 on rank 0, 1, 3; 4x1 on rank 2); give every worker the same shape"
+    }
+
+
+def test_a_rank_that_does_not_come_is_named_by_all_others() -> None:
+    errors = _ask("aabb", ["2x2"] * 4, absent=2)
+    assert len(errors) == 3
+    assert all(isinstance(error, LaunchError) for error in errors)
+    assert {str(error) for error in errors} == {"no grid: rank 2 did not come within 1 s; look at its log"}
+
+
+def test_a_missing_rank_0_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megabatch.comm.grid.RANK_0_GRACE_SECONDS", 0.2)
+    errors = _ask("ab", ["1x2"] * 2, absent=0)
+    assert [str(error) for error in errors] == [
+        "rank 0 did not say within 1 s how the grid lies; look at the log of rank 0"
+    ]
+
+
+def test_host_name_can_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEGABATCH_HOST", "node7")
+    assert host_name() == "node7"
+    monkeypatch.delenv("MEGABATCH_HOST")
+    assert host_name()

@@ -11,8 +11,8 @@ import torch
 from megabatch.comm import measure
 from megabatch.comm.calibration import calibration_text
 from megabatch.comm.grid import ProcessGrid
-from megabatch.comm.link import Link
 from megabatch.comm.measure import AxisMeasurement, calibrate, from_rank_0, gather, measure_axis, race
+from megabatch.comm.p2p import Link
 from megabatch.errors import CommunicationError
 from tests.ranks import run_ranks
 

@@ -17,7 +17,7 @@ import torch
 from megabatch.comm import primitives
 from megabatch.comm.allreduce import AllReducer
 from megabatch.comm.grid import ProcessGrid
-from megabatch.comm.link import ACTION_SHIFT, Link
+from megabatch.comm.p2p import ACTION_SHIFT, Link
 from megabatch.comm.phases import ALGORITHMS, Phase, num_lanes, num_steps, phases
 from megabatch.comm.primitives import own_chunk, split
 from megabatch.comm.shape import GridShape, parse_grid

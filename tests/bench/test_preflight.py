@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from typing import Any
 
 import pytest
 import torch
 
+from megabatch.bench.preflight import axis_findings, examine_world, slow_lines, world_map
 from megabatch.comm.grid import ProcessGrid
-from megabatch.comm.link import Link
 from megabatch.comm.measure import AxisMeasurement
-from megabatch.comm.preflight import axis_findings, examine_world, slow_lines, world_map
+from megabatch.comm.p2p import Link
 from megabatch.comm.shape import GridShape
 from tests.ranks import run_ranks
+from tests.system.runs import REPOSITORY, clean_environment
 
 
 def _measured(rates: tuple[float, ...], solo: float = 0.0) -> AxisMeasurement:
@@ -93,3 +97,22 @@ def test_a_slow_cable_is_found_on_real_ranks() -> None:
     slow = [finding["text"] for finding in answers[0] if finding["name"] == "slow link"]
     assert any(text.startswith("column of ranks 1, 3 (hosts ") for text in slow)
     assert not any(text.startswith("column of ranks 0, 2") for text in slow)
+
+
+def test_doctor_under_torchrun_maps_the_world_once() -> None:
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = subprocess.run(
+        [sys.executable, *launcher, "-m", "megabatch", "doctor", "--json"],
+        cwd=REPOSITORY,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    findings = {finding["name"]: finding["text"] for finding in json.loads(line)}
+    assert findings["grid"].startswith("1x2, 2 ranks")
+    assert "rank 0 of 2" in findings["launcher"]
+    assert "MB/s" in findings["row"]

@@ -4,35 +4,69 @@ Algorithms take turns in every round, so that other load meets all of them alike
 is that of the slowest rank; p50 and p95 are over rounds, and n is stated. Bandwidths are those of nccl-tests:
 algorithm bandwidth is message / time, bus bandwidth is 2(n-1)/n times that, comparable with what a link can do.
 The first result of every cell is checked against the sum it must be.
+
+Like `train`, a bench started alone starts local workers, and joins those of a launcher.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from megabatch.comm.allreduce import AllReducer, make_reducer
-from megabatch.comm.auto import AutoReducer
-from megabatch.comm.calibration import Calibration, MeasuredPoint, bus_factor, write_calibration_file
+from megabatch.comm.allreduce import AllReducer
+from megabatch.comm.calibration import Calibration, MeasuredPoint, write_calibration_file
 from megabatch.comm.grid import ProcessGrid
 from megabatch.comm.measure import calibrate, from_rank_0, gather, probe_device, race
 from megabatch.comm.phases import ALGORITHMS, phases
-from megabatch.comm.select import size_text
-from megabatch.errors import CommunicationError, ConfigError
+from megabatch.comm.select import AutoReducer, make_reducer, size_text
+from megabatch.errors import CommunicationError, ConfigError, LaunchError, nearest
+from megabatch.train.launch import start_workers
+from megabatch.train.worker import run_as_worker
+from megabatch.train.world import World, choose_device, join, read_world
 
-__all__ = ["DEFAULT_SIZES_BYTES", "Row", "print_rows", "quantile", "rows_as_data", "run_bench", "write_calibration"]
-
-DEFAULT_SIZES_BYTES = (1024, 100 * 1024, 2**20, 10 * 2**20)
+__all__ = [
+    "BenchRequest",
+    "Row",
+    "bench_allreduce",
+    "parse_size",
+    "print_rows",
+    "quantile",
+    "run_bench",
+    "write_calibration",
+]
 
 _WARM_UP_ROUNDS = 2
+_TIMEOUT_SECONDS = 120.0
+_UNITS = {"B": 1, "KB": 1024, "MB": 1024**2, "GB": 1024**3}
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """What the user typed after `megabatch bench allreduce`."""
+
+    sizes: str = "1KB,100KB,1MB,10MB"
+    algorithms: str = ""  # empty: all
+    iterations: int = 20
+    workers: int | None = None
+    grid: str | None = None
+    output: Path | None = None
+    as_json: bool = False
+
+    def arguments(self) -> list[str]:
+        """The command line of a worker that does the same."""
+        words = ["bench", "allreduce", "--sizes", self.sizes, "--iterations", str(self.iterations)]
+        words += ["--algorithms", self.algorithms] if self.algorithms else []
+        words += ["--grid", self.grid] if self.grid else []
+        words += ["--output", str(self.output.absolute())] if self.output else []
+        return words + ["--json"] * self.as_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +87,35 @@ class Row:
     against_backend: float | None = None
 
 
+def parse_size(text: str) -> int:
+    """Read `100KB`, `1MB` or `4096` as bytes; a KB is 1024 of them."""
+    word = text.strip().upper()
+    unit = next((unit for unit in ("KB", "MB", "GB", "B") if word.endswith(unit)), "")
+    try:
+        return int(float(word.removesuffix(unit)) * _UNITS.get(unit, 1))
+    except ValueError:
+        raise ConfigError(f"size '{text}' cannot be read; write a number with B, KB, MB or GB, such as 100KB") from None
+
+
+def bench_allreduce(request: BenchRequest, environ: Mapping[str, str]) -> int:
+    """Measure all-reduce in the world this process finds itself in, or in local workers it starts."""
+    sizes = [parse_size(word) for word in request.sizes.split(",")]
+    algorithms = [word.strip() for word in request.algorithms.split(",") if word.strip()] or [*ALGORITHMS, "auto"]
+    for name in algorithms:
+        if name not in (*ALGORITHMS, "auto"):
+            hint = nearest(name, [*ALGORITHMS, "auto"])
+            raise ConfigError(f"all-reduce algorithm '{name}' is unknown; known: {', '.join(ALGORITHMS)}, auto{hint}")
+    world = read_world(environ, alone=request.workers is not None)
+    if world is None:
+        if request.workers is None:
+            raise LaunchError("one worker has nothing to reduce; add --workers N, or start it with torchrun or srun")
+        return start_workers(request.workers, request.arguments(), max_restarts=0)
+    return run_as_worker(lambda: _bench_in(world, request, sizes, algorithms), world, environ)
+
+
 def run_bench(
     grid: ProcessGrid,
-    sizes: Sequence[int] = DEFAULT_SIZES_BYTES,
+    sizes: Sequence[int],
     algorithms: Sequence[str] = tuple(ALGORITHMS),
     iterations: int = 20,
     *,
@@ -109,11 +169,6 @@ def print_rows(rows: Sequence[Row], console: Console | None = None, *, title: st
     (console or Console(highlight=False)).print(table)
 
 
-def rows_as_data(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The rows for `--json`."""
-    return [asdict(row) for row in rows]
-
-
 def write_calibration(grid: ProcessGrid, rows: Sequence[Row], path: str | Path) -> Calibration:
     """Measure the axes, join the rows, and let rank 0 write the file; all ranks must call it and get the same."""
     measured = calibrate(grid)
@@ -139,6 +194,22 @@ def quantile(values: Sequence[float], part: float) -> float:
     return sorted(values)[max(0, math.ceil(part * len(values)) - 1)]
 
 
+def _bench_in(world: World, request: BenchRequest, sizes: list[int], algorithms: list[str]) -> int:
+    device, backend = choose_device("auto", world)
+    torch.set_num_threads(1)
+    with join(world, backend, _TIMEOUT_SECONDS):
+        grid = ProcessGrid.build(request.grid, timeout_seconds=_TIMEOUT_SECONDS)
+        rows = run_bench(grid, sizes, algorithms, request.iterations, device=device)
+        if request.output is not None:
+            write_calibration(grid, rows, request.output)
+        if world.is_main and request.as_json:
+            data = [asdict(row) for row in rows]
+            print(json.dumps({"grid": grid.shape.text, "workers": world.size, "rows": data}))
+        elif world.is_main:
+            print_rows(rows, title=f"all-reduce over {world.size} workers, grid {grid.shape.text} ({grid.reason})")
+    return 0
+
+
 def _rows(seconds: dict[str, list[float]], message_bytes: int, world_size: int) -> list[Row]:
     backend = quantile(seconds["backend"], 0.5) if "backend" in seconds else None
     rows = []
@@ -154,7 +225,7 @@ def _rows(seconds: dict[str, list[float]], message_bytes: int, world_size: int) 
                 middle,
                 quantile(times, 0.95),
                 rate,
-                rate * bus_factor(world_size),
+                rate * 2 * (world_size - 1) / world_size,
                 ratio,
             )
         )

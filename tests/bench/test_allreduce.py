@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +14,23 @@ import pytest
 import torch
 from rich.console import Console
 
-from megabatch.comm import bench
+from megabatch.bench import allreduce as bench
+from megabatch.bench.allreduce import (
+    BenchRequest,
+    Row,
+    bench_allreduce,
+    parse_size,
+    print_rows,
+    quantile,
+    run_bench,
+    write_calibration,
+)
 from megabatch.comm.allreduce import AllReducer
-from megabatch.comm.bench import Row, print_rows, quantile, rows_as_data, run_bench, write_calibration
 from megabatch.comm.calibration import read_calibration
 from megabatch.comm.grid import ProcessGrid
-from megabatch.errors import CommunicationError, ConfigError
+from megabatch.errors import CommunicationError, ConfigError, LaunchError
 from tests.ranks import run_ranks
+from tests.system.runs import REPOSITORY, clean_environment
 
 
 def test_quantiles_are_values_that_were_measured() -> None:
@@ -45,7 +58,7 @@ def test_rows_as_a_table_and_as_data() -> None:
     text = out.getvalue()
     for cell in ("1 MiB", "torus", "20", "12.500", "20.000", "83.9", "125.8", "1.75", "4 KiB", "2x2"):
         assert cell in text
-    data = json.loads(json.dumps(rows_as_data(rows)))
+    data = json.loads(json.dumps([asdict(row) for row in rows]))
     assert data[0]["p50_seconds"] == 0.0125
     assert data[1]["against_backend"] is None
 
@@ -110,7 +123,7 @@ def test_rows_of_real_ranks(tmp_path: Path) -> None:
 
 def _alone(rank: int) -> str:
     try:
-        run_bench(ProcessGrid.build("1x1", timeout_seconds=10))
+        run_bench(ProcessGrid.build("1x1", timeout_seconds=10), (4,))
     except ConfigError as error:
         return str(error)
     return ""
@@ -118,3 +131,53 @@ def _alone(rank: int) -> str:
 
 def test_one_worker_has_nothing_to_bench() -> None:
     assert run_ranks(1, _alone)[0].startswith("one worker has nothing to reduce")
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"), [("4096", 4096), ("100KB", 102_400), (" 1mb ", 2**20), ("0.5GB", 2**29), ("12B", 12)]
+)
+def test_sizes(text: str, num_bytes: int) -> None:
+    assert parse_size(text) == num_bytes
+
+
+def test_bad_words_are_refused_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match="size '1XB' cannot be read"):
+        bench_allreduce(BenchRequest(sizes="1XB", workers=2), {})
+    with pytest.raises(ConfigError, match="did you mean 'torus'"):
+        bench_allreduce(BenchRequest(algorithms="toruss", workers=2), {})
+    with pytest.raises(LaunchError, match="add --workers N"):
+        bench_allreduce(BenchRequest(), {})
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=REPOSITORY,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def test_local_workers_measure_and_write_a_calibration(tmp_path: Path) -> None:
+    file = tmp_path / "calibration.json"
+    words = ("--workers", "2", "--sizes", "4KB", "--algorithms", "torus,backend", "--iterations", "3", "--json")
+    done = run("-m", "megabatch", "bench", "allreduce", *words, "--output", str(file))
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert [(row["algorithm"], row["message_bytes"], row["iterations"]) for row in result["rows"]] == [
+        ("torus", 4096, 3),
+        ("backend", 4096, 3),
+    ]
+    for row in result["rows"]:
+        assert 0 < row["p50_seconds"] <= row["p95_seconds"]
+    assert read_calibration(file).grid == result["grid"] == "1x2"
+
+
+def test_a_grid_that_does_not_fit_is_one_line() -> None:
+    done = run("-m", "megabatch", "bench", "allreduce", "--workers", "2", "--grid", "3x2")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "shapes that fit: 1x2, 2x1" in done.stderr

@@ -8,20 +8,32 @@ line can only fall behind through its own links, not by waiting for its turn. Pl
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from megabatch.comm.grid import ProcessGrid
 from megabatch.comm.measure import AxisMeasurement, measure_axis
 from megabatch.comm.shape import GridShape
+from megabatch.train.world import choose_device, join, read_world
 
-__all__ = ["Finding", "axis_findings", "examine_world", "slow_lines", "world_map"]
+__all__ = ["Finding", "axis_findings", "examine_joined_world", "examine_world", "slow_lines", "world_map"]
 
 Finding = dict[str, Any]
 
 _SLOW = 0.5
+_TIMEOUT_SECONDS = 120.0
 _MAX_HOSTS_SHOWN = 16
 _MAX_RANKS_SHOWN = 8
+
+
+def examine_joined_world(environ: Mapping[str, str]) -> tuple[list[Finding], bool]:
+    """Findings about the world a launcher has made, and whether this process is the one to print them."""
+    world = read_world(environ, alone=True)
+    if world is None or world.size == 1:
+        return [], True
+    _, backend = choose_device("auto", world)
+    with join(world, backend, _TIMEOUT_SECONDS):
+        return examine_world(ProcessGrid.build(timeout_seconds=_TIMEOUT_SECONDS)), world.is_main
 
 
 def examine_world(grid: ProcessGrid, *, budget_seconds: float = 2.0) -> list[Finding]:

@@ -1,0 +1,245 @@
+"""One axis of the grid as this rank sees it: send to, receive from and wait for the other positions, in bounded time.
+
+`Link` is the only place where this package touches Gloo's point-to-point calls. It speaks to the backend object
+directly: `dist.isend` and `dist.irecv` cost several times more Python per message, which small tensors feel.
+
+Order: Gloo matches messages of one (sender, tag) in the order sent with receives in the order posted. A tag that is
+unique to one collective call is therefore enough, and calls running at the same time on one group cannot mix.
+
+`LibraryLink` and `LIBRARY` are the backend's own collectives behind the interface of `primitives`: for NCCL, which
+knows its links better than we do. The pattern of a phase (ring, direct, ...) is then the library's choice. Calls are
+enqueued on the current stream in program order and return at once on CUDA; nothing is posted ahead.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+__all__ = [
+    "ACTION_SHIFT",
+    "LIBRARY",
+    "MAX_ACTIONS",
+    "LibraryLink",
+    "Link",
+    "PeerLostError",
+    "Scratch",
+    "cached_tag",
+    "hang_up",
+    "message_tag",
+    "uses_gloo",
+]
+
+MAX_ACTIONS = 63
+"""Primitives in one call: their number has six bits of the tag, and the last value is for `hang_up`."""
+
+ACTION_SHIFT = 15
+"""Where the number of the primitive stands in a tag."""
+
+_CPU = torch.device("cpu")
+_ALIGNMENT_BYTES = 64
+_CALLS_IN_FLIGHT = 512  # nine bits of the tag; calls further apart may share tags, and never overlap
+_CACHED = 1 << 30
+_NOBODY_SENDS = 2**31 - 1
+
+# torch 2.13 renamed both and warns about the former names.
+_reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+class PeerLostError(Exception):
+    """A message could not be sent or did not come.
+
+    peer: global rank of the other side, None where the backend does not tell. timed_out: the whole time allowed has
+    passed; otherwise the connection broke. phase: what was running; whoever runs phases fills it in.
+    """
+
+    def __init__(self, peer: int | None, *, timed_out: bool) -> None:
+        super().__init__(f"rank {peer}")
+        self.peer = peer
+        self.timed_out = timed_out
+        self.phase = ""
+
+
+class Link:
+    """The ranks along one axis, addressed by position; `ranks` are global. Not shared between threads.
+
+    Every method raises `PeerLostError` when the other side is gone or the timeout has passed.
+    """
+
+    __slots__ = ("_backend", "_sends", "_timeout", "group", "position", "ranks", "size")
+
+    def __init__(self, group: dist.ProcessGroup, ranks: Sequence[int], position: int, timeout_seconds: float) -> None:
+        self.group = group
+        self.ranks = tuple(ranks)
+        self.size = len(ranks)
+        self.position = position
+        self._timeout = timedelta(seconds=timeout_seconds)
+        self._backend: Any = group._get_backend(_CPU)
+        self._sends: list[tuple[Any, torch.Tensor, int]] = []
+
+    def send(self, part: torch.Tensor, to: int, tag: int) -> None:
+        """Start sending; `part` must not change before `flush`, unless the receiver is known to have it."""
+        if part.numel():
+            try:
+                self._sends.append((self._backend.send([part], to, tag), part, to))
+            except RuntimeError as error:
+                raise PeerLostError(self.ranks[to], timed_out=False) from error
+
+    def receive(self, part: torch.Tensor, source: int, tag: int) -> Any:
+        """Post a receive into `part` and return the handle for `wait`; an empty part does not travel."""
+        if not part.numel():
+            return None
+        try:
+            return self._backend.recv([part], source, tag)
+        except RuntimeError as error:
+            raise PeerLostError(self.ranks[source], timed_out=False) from error
+
+    def wait(self, handle: Any, source: int) -> None:
+        """Block until a posted receive has arrived."""
+        if handle is not None:
+            _wait(handle, self._timeout, self.ranks[source])
+
+    def flush(self) -> None:
+        """Block until everything sent has left this rank."""
+        for work, _, to in self._sends:
+            _wait(work, self._timeout, self.ranks[to])
+        self._sends.clear()
+
+
+@dataclass(slots=True)
+class LibraryLink:
+    """The ranks along one axis for a backend that does its own collectives."""
+
+    group: dist.ProcessGroup
+    ranks: tuple[int, ...]
+    position: int
+    timeout_seconds: float
+
+    @property
+    def size(self) -> int:
+        """Ranks along the axis."""
+        return len(self.ranks)
+
+    def flush(self) -> None:
+        """Nothing is left under way: the backend orders its own work."""
+
+
+class Scratch:
+    """Receive buffers of one call, cut from a block that is kept for the next call and grown as needed."""
+
+    __slots__ = ("_block", "_dtype", "_used_bytes")
+
+    def __init__(self) -> None:
+        self._block = torch.empty(0, dtype=torch.uint8)
+        self._dtype = torch.float32
+        self._used_bytes = 0
+
+    def reset(self, dtype: torch.dtype) -> None:
+        """Begin a call with elements of `dtype`; buffers taken before are free for reuse."""
+        if self._block.numel() < self._used_bytes:
+            self._block = torch.empty(self._used_bytes, dtype=torch.uint8)
+        self._dtype = dtype
+        self._used_bytes = 0
+
+    def take(self, numel: int) -> torch.Tensor:
+        """A buffer of `numel` elements, valid until the next `reset`."""
+        start, end = self._used_bytes, self._used_bytes + numel * self._dtype.itemsize
+        self._used_bytes = -(-end // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        if end <= self._block.numel():
+            return self._block[start:end].view(self._dtype)
+        return torch.empty(numel, dtype=self._dtype)
+
+
+def message_tag(call: int, message: str, action: int = 0) -> int:
+    """Tag of one primitive of a call: nine bits of the call, six of the action, fifteen of what is reduced.
+
+    Ranks that disagree about the message then wait in vain, and say so in bounded time, where Gloo would end
+    the process for a message longer than the receive posted for it.
+    """
+    assert 0 <= action < MAX_ACTIONS
+    return (call % _CALLS_IN_FLIGHT) << 21 | action << ACTION_SHIFT | zlib.crc32(message.encode()) & 0x7FFF
+
+
+def cached_tag(first_call: int, message: str) -> int:
+    """Tag of the first primitive of a passage that is used again and again, beginning with `first_call`.
+
+    One tag serves all its rounds: messages of one (sender, tag) match in order, and rounds follow one another.
+    """
+    return _CACHED | message_tag(first_call, message)
+
+
+def uses_gloo(group: dist.ProcessGroup) -> bool:
+    """Whether tensors on the CPU travel by Gloo in this group."""
+    return "cpu:gloo" in str(dist.get_backend_config(group))
+
+
+def hang_up(group: dist.ProcessGroup) -> None:
+    """Close this rank's Gloo connections of `group`, so that peers waiting for it fail at once.
+
+    Gloo's abort and shutdown leave the connections open; a receive that times out closes all of them. So one
+    is posted that nobody will answer.
+    """
+    backend: Any = group._get_backend(_CPU)
+    peer = (group.rank() + 1) % group.size()
+    try:
+        backend.recv([torch.empty(1, dtype=torch.uint8)], peer, _NOBODY_SENDS).wait(timedelta(milliseconds=1))
+    except RuntimeError:
+        return
+
+
+def _wait(work: Any, timeout: timedelta, peer: int | None) -> None:
+    """Wait in bounded time. The backend tells its failures apart in words only, so the clock decides which it was."""
+    start = time.monotonic()
+    try:
+        work.wait(timeout)
+    except RuntimeError as error:
+        timed_out = time.monotonic() - start >= 0.99 * timeout.total_seconds()
+        raise PeerLostError(peer, timed_out=timed_out) from error
+
+
+def _own_chunk(link: LibraryLink, part: torch.Tensor) -> torch.Tensor:
+    length, rest = divmod(part.numel(), link.size)
+    assert rest == 0, "the backend needs equal chunks; AllReducer pads"
+    return part[link.position * length : (link.position + 1) * length]
+
+
+def _primitive(
+    issue: Callable[[LibraryLink, torch.Tensor], Any],
+) -> Callable[..., Generator[None, None, None]]:
+    def run(link: LibraryLink, part: torch.Tensor, *_: object) -> Generator[None, None, None]:
+        while True:
+            yield
+            try:
+                work = issue(link, part)
+            except RuntimeError as error:
+                raise PeerLostError(None, timed_out=False) from error
+            if part.is_cuda:
+                work.wait()  # the stream waits and not the host; NCCL's watchdog bounds it
+            else:
+                _wait(work, timedelta(seconds=link.timeout_seconds), None)
+            yield
+
+    return run
+
+
+LIBRARY: dict[str, Callable[..., Generator[None, None, None]]] = {
+    "reduce_scatter": _primitive(
+        lambda link, part: _reduce_scatter(_own_chunk(link, part), part, group=link.group, async_op=True)
+    ),
+    "all_gather": _primitive(
+        lambda link, part: _all_gather(part, _own_chunk(link, part), group=link.group, async_op=True)
+    ),
+    "all_reduce": _primitive(lambda link, part: dist.all_reduce(part, group=link.group, async_op=True)),
+    "exchange": _primitive(lambda link, part: dist.all_reduce(part, group=link.group, async_op=True)),
+    "reduce": _primitive(lambda link, part: dist.reduce(part, link.ranks[0], group=link.group, async_op=True)),
+    "broadcast": _primitive(lambda link, part: dist.broadcast(part, link.ranks[0], group=link.group, async_op=True)),
+}
+"""Operation -> primitive with the same two halves as those on Gloo; the first half does nothing."""
