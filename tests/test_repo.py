@@ -62,7 +62,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "comm.shape",
         "comm.price",
         "comm.calibration",
-        "comm.select",
     },
     "train": BELOW | {"recipes", "comm", "optim", "model", "data", "report"},
     "study": BELOW | {"recipes", "report", "train.folder", "train.launch"},
@@ -83,7 +82,7 @@ TORCH_FREE = (
     *("megabatch.report.page", "megabatch.report.live", "megabatch.report.draw"),
     *("megabatch.launch.slurm", "megabatch.launch.kubernetes", "megabatch.launch.ssh", "megabatch.launch.write"),
     *("megabatch.comm.phases", "megabatch.comm.shape"),
-    *("megabatch.comm.price", "megabatch.comm.calibration", "megabatch.comm.select"),
+    *("megabatch.comm.price", "megabatch.comm.calibration"),
     # A mistake in a recipe, a folder or a launcher's variables is told without the seconds that torch takes to load.
     *("megabatch.train.entry", "megabatch.train.folder", "megabatch.train.world"),
     "megabatch.study.conduct",
