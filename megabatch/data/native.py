@@ -1,7 +1,7 @@
 """Builds `crop.c` on the machine at hand and calls it: images decoded and scaled to Pillow's own bytes, faster.
 
-The helper is compiled when it is first wanted (about a second, a C compiler is all it needs) and kept in the user's
-cache folder under the hash of its source, so that installing needs no compiler and a step builds it anew.
+The helper is compiled when it is first wanted (about a second, a C compiler is all it needs) and cached in the user's
+cache folder under the hash of its source, so that installing needs no compiler and a new version builds it anew.
 `MEGABATCH_NATIVE=0` turns it off. Where it cannot be had, `why_not()` says why and everything works without it.
 """
 

@@ -4,7 +4,7 @@ Files are chosen by the first word of their name: `train` for train; `validation
 for val (test splits often come without labels). A folder whose files all share another first word has no
 splits: it serves whichever split is asked for, so train and val are then the same images.
 
-A parquet file is read a row group at a time. Row groups are kept in memory up to a limit; a set whose encoded
+A parquet file is read a row group at a time. Row groups are cached in memory up to a limit; a set whose encoded
 images exceed it pays a row group's reading for nearly every image of a shuffled order, so write big sets
 with small row groups (about 100 rows), or as another kind.
 """
@@ -40,7 +40,7 @@ from megabatch.errors import DataError
 __all__ = ["ParquetImages", "choose_files", "open_parquet"]
 
 ENCODED_BYTES = 256 * 2**20
-"""Row groups are kept up to so much at least: with fewer, threads that read side by side would drop each other's."""
+"""Row groups are cached up to so much at least: with fewer, threads that read side by side would drop each other's."""
 
 FIRST_WORDS = {"train": ("train",), "val": ("validation", "valid", "val", "test")}
 
@@ -75,13 +75,13 @@ class ParquetImages(EncodedImages):
         self._starts = np.append(first_rows, num_rows)
         self._metadata: dict[Path, Any] = {}
         self.labels, self.num_classes = checked_labels(name, index.labels, num_rows, num_classes)
-        self._kept: OrderedDict[int, Any] = OrderedDict()  # row group -> encoded images, longest unused first
-        self._kept_bytes = 0
+        self._cached: OrderedDict[int, Any] = OrderedDict()  # row group -> encoded images, longest unused first
+        self._cached_bytes = 0
         self._limit_bytes = memory_limit_bytes
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_kept": OrderedDict(), "_kept_bytes": 0, "_lock": None, "_metadata": {}}
+        return self.__dict__ | {"_cached": OrderedDict(), "_cached_bytes": 0, "_lock": None, "_metadata": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state | {"_lock": threading.Lock()})
@@ -112,13 +112,13 @@ class ParquetImages(EncodedImages):
         return int(self._starts[group] - self._starts[group - group_in_file])
 
     def _row_group(self, group: int) -> Any:
-        """The encoded images of a row group as an Arrow array, from memory when they are kept."""
+        """The encoded images of a row group as an Arrow array, from memory when they are cached."""
         with self._lock:
-            if group in self._kept:
-                self._kept.move_to_end(group)
-                return self._kept[group]
+            if group in self._cached:
+                self._cached.move_to_end(group)
+                return self._cached[group]
         file, group_in_file = self._groups[group]
-        # Opened anew for every row group: no handle is shared between threads or inherited by forked workers.
+        # Opened anew for every row group: no handle is shared between threads or inherited by forked processes.
         try:
             with pq.ParquetFile(file, metadata=self._metadata.get(file)) as opened:
                 self._metadata[file] = opened.metadata
@@ -127,12 +127,12 @@ class ParquetImages(EncodedImages):
             raise DataError(f"cannot read row group {group_in_file} of {file}: {error}; fetch it again") from error
         encoded = pc.struct_field(table.column(self._column), "bytes")
         with self._lock:
-            if group not in self._kept:
-                self._kept[group] = encoded
-                self._kept_bytes += encoded.nbytes
-            while self._kept_bytes > self._limit_bytes and len(self._kept) > 1:
-                _, dropped = self._kept.popitem(last=False)
-                self._kept_bytes -= dropped.nbytes
+            if group not in self._cached:
+                self._cached[group] = encoded
+                self._cached_bytes += encoded.nbytes
+            while self._cached_bytes > self._limit_bytes and len(self._cached) > 1:
+                _, dropped = self._cached.popitem(last=False)
+                self._cached_bytes -= dropped.nbytes
         return encoded
 
 

@@ -1,7 +1,7 @@
 """Decoded images in memory-mapped files: nothing is left to do at training time but cut and scale.
 
 `train-00000.raw` holds the pixels of one image after the other, `train-00000.npz` beside it where each begins, its
-height, its width and its label. The system keeps the file in memory once for all workers of a host and gives the memory
+height, its width and its label. The system holds the file in memory once for all ranks of a host and gives the memory
 back when others need it. `megabatch data pack --to raw --resize 256` writes such a set.
 """
 
@@ -91,8 +91,8 @@ def _table(file: Path) -> dict[str, NDArray[Any]]:
     """The table of a raw file, checked against the file's size."""
     beside = file.with_suffix(".npz")
     try:
-        with open(beside, "rb") as opened, np.load(opened, allow_pickle=False) as kept:
-            table = {name: kept[name] for name in ("channels", "shapes", "offsets", "labels")}
+        with open(beside, "rb") as opened, np.load(opened, allow_pickle=False) as stored:
+            table = {name: stored[name] for name in ("channels", "shapes", "offsets", "labels")}
         needed = int(table["shapes"].astype(np.int64).prod(axis=1).sum()) * int(table["channels"])
         found = file.stat().st_size
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:

@@ -80,7 +80,7 @@ def limit_and_hold_out(train: Source, max_train_images: int, held_out_images: in
 def downscale(source: Source, image_size: int) -> Source:
     """Square images of one size made `image_size` wide by area averaging, in memory; smaller ones stay as they are.
 
-    Raises DataError when the images cannot be kept in memory, differ in size or are not square.
+    Raises DataError when the images do not fit into memory, differ in size or are not square.
     """
     decoded = source if isinstance(source, ImageArray) else in_memory(source, MEMORY_LIMIT_BYTES)
     if not isinstance(decoded, ImageArray) or decoded.images.shape[1] != decoded.images.shape[2]:

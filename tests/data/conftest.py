@@ -174,7 +174,7 @@ MAKERS: dict[str, Callable[[Path], ImageSet]] = {
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Indexes are kept in a folder of the test's own; the compiled helper stays where it is, once it is loaded."""
+    """Indexes are cached in a folder of the test's own; the compiled helper stays where it is, once it is loaded."""
     native()
     monkeypatch.setenv("MEGABATCH_DATA", str(tmp_path_factory.mktemp("cache")))
 

@@ -28,10 +28,10 @@ def same(one: ShardIndex, other: ShardIndex) -> bool:
 
 def test_an_index_reads_back_equal(tmp_path: Path) -> None:
     write_index(tmp_path / "i.npz", an_index())
-    kept = read_index(tmp_path / "i.npz", STAMPS)
-    assert kept is not None
-    assert same(kept, an_index())
-    assert kept.labels.dtype == np.int64
+    found = read_index(tmp_path / "i.npz", STAMPS)
+    assert found is not None
+    assert same(found, an_index())
+    assert found.labels.dtype == np.int64
 
 
 @pytest.mark.parametrize(
@@ -59,11 +59,11 @@ def test_a_damaged_index_is_not_taken(tmp_path: Path) -> None:
         assert read_index(path, STAMPS) is None
     for at in range(0, len(whole), 97):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 255]) + whole[at + 1 :])
-        kept = read_index(path, STAMPS)
-        assert kept is None or same(kept, an_index())
+        found = read_index(path, STAMPS)
+        assert found is None or same(found, an_index())
 
 
-def test_it_is_made_once_and_then_kept_in_the_cache(tmp_path: Path) -> None:
+def test_it_is_made_once_and_then_cached(tmp_path: Path) -> None:
     made = []
 
     def make() -> ShardIndex:
@@ -82,8 +82,8 @@ def test_it_is_made_once_and_then_kept_in_the_cache(tmp_path: Path) -> None:
 
 def test_the_one_beside_the_shards_comes_first(tmp_path: Path) -> None:
     write_index(index_beside(tmp_path, "train"), an_index())
-    kept = cached_index(STAMPS, str(tmp_path), "train", lambda: pytest.fail("must not be made"))
-    assert same(kept, an_index())
+    found = cached_index(STAMPS, str(tmp_path), "train", lambda: pytest.fail("must not be made"))
+    assert same(found, an_index())
 
 
 def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,19 +94,19 @@ def test_one_worker_gets_the_images_of_the_stream() -> None:
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_workers_together_get_what_one_worker_gets(world_size: int) -> None:
+def test_ranks_together_get_what_one_rank_gets(world_size: int) -> None:
     alone = read_all(loader())
     together = [read_all(loader(rank, world_size)) for rank in range(world_size)]
     idle = 0
     for number, (step, expected) in enumerate(alone):
-        assert all(of_worker[number][0] == step for of_worker in together)
-        dealt = [ghost for of_worker in together for ghost in of_worker[number][1]]
-        working = [ghost for ghost in dealt if not ghost.idle]
+        assert all(of_rank[number][0] == step for of_rank in together)
+        all_ghosts = [ghost for of_rank in together for ghost in of_rank[number][1]]
+        working = [ghost for ghost in all_ghosts if not ghost.idle]
         assert len(working) == len(expected)
         assert all(map(same, working, expected))
-        # A worker without work still has one pass to make, or the others would wait for its gradients.
-        assert all(of_worker[number][1] for of_worker in together)
-        for ghost in dealt:
+        # A rank without work still has one pass to make, or the others would wait for its gradients.
+        assert all(of_rank[number][1] for of_rank in together)
+        for ghost in all_ghosts:
             idle += ghost.idle
             assert not ghost.idle or same(ghost, expected[0])
     assert idle > 0

@@ -117,7 +117,7 @@ def test_broken_images_are_named_by_row_and_file(tmp_path: Path) -> None:
         source.read(10)
 
 
-def test_kept_row_groups_stay_within_the_limit(tmp_path: Path) -> None:
+def test_cached_row_groups_stay_within_the_limit(tmp_path: Path) -> None:
     made = make_parquet(tmp_path, MANY_SIZES, 0)
     assert made.images is not None
     group_bytes = sum(len(png_bytes(p)) for p in made.images["train"][:3])
@@ -133,9 +133,9 @@ def test_kept_row_groups_stay_within_the_limit(tmp_path: Path) -> None:
     )
     for index in np.random.default_rng(0).integers(0, 11, 200).tolist():
         np.testing.assert_array_equal(source.read(index), made.images["train"][index])
-        held = sum(group.nbytes for group in source._kept.values())
-        assert source._kept_bytes == held
-        assert held <= 2 * group_bytes or len(source._kept) == 1
+        held = sum(group.nbytes for group in source._cached.values())
+        assert source._cached_bytes == held
+        assert held <= 2 * group_bytes or len(source._cached) == 1
 
 
 def test_a_vanished_file_is_named(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_photographs_of_many_sizes(real_data: Path) -> None:
     assert len({source.read(index).shape for index in range(0, 240, 24)}) > 1
 
 
-def test_the_index_is_kept_and_follows_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_index_is_cached_and_follows_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_parquet(tmp_path / "train-0.parquet", [PNG] * 5, [0, 1, 2, 0, 1], 2)
     first = open_parquet(tmp_path, "train", memory_limit_bytes=0)
     with monkeypatch.context() as patch:

@@ -76,7 +76,7 @@ def test_a_truncated_shard_is_refused_at_the_start(tmp_path: Path) -> None:
         open_tar(tmp_path, "train")
 
 
-def test_the_index_is_kept_and_follows_the_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_index_is_cached_and_follows_the_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(opened(tmp_path, ("a.png", ENCODED), ("a.cls", b"1"))) == 1
     with monkeypatch.context() as patch:
         patch.setattr(shards, "index_shards", lambda storage: pytest.fail("the index was made again"))

@@ -264,9 +264,9 @@ def test_in_memory_gives_up_on_a_late_odd_size() -> None:
             return images[index]
 
     listed = Listed()
-    kept = in_memory(listed)
-    assert isinstance(kept, ImageArray)
-    np.testing.assert_array_equal(kept.images, np.stack(images))
+    decoded = in_memory(listed)
+    assert isinstance(decoded, ImageArray)
+    np.testing.assert_array_equal(decoded.images, np.stack(images))
     images[999] = np.zeros((3, 2, 1), dtype=np.uint8)
     assert in_memory(listed) is listed
 
