@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 
 from megabatch.data.jpeg import Box, FloatBox
 from megabatch.data.storage import default_cache
-from megabatch.files import lock
+from megabatch.errors import WriteError
+from megabatch.files import lock, write_atomically
 
 __all__ = ["Native", "native", "why_not"]
 
@@ -132,7 +133,7 @@ def _loaded() -> tuple[Native | None, str]:
         return None, "no libjpeg with the interface of version 6b was found"
     try:
         return Native(build(default_cache() / "native"), libjpeg), ""
-    except (OSError, subprocess.SubprocessError, AttributeError) as error:
+    except (OSError, WriteError, subprocess.SubprocessError, AttributeError) as error:
         return None, str(error)
 
 
@@ -163,13 +164,13 @@ def build(folder: Path) -> Path:
 
 
 def _compile(compiler: str, folder: Path, helper: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=folder) as place:
+    with tempfile.TemporaryDirectory() as place:
         fresh = Path(place) / "crop.so"
         command: list[Any] = [compiler, *_FLAGS, "-o", fresh, _SOURCE, *_LIBRARIES]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_SECONDS, check=False)
         if done.returncode != 0:
             raise OSError(f"{compiler} could not compile {_SOURCE.name}: {' '.join(done.stderr.split())[:300]}")
-        fresh.rename(helper)
+        write_atomically(helper, fresh.read_bytes())
 
 
 def _check(out: NDArray[np.uint8]) -> None:
