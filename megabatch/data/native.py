@@ -159,11 +159,11 @@ def build(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with lock(folder / "lock", _BUILD_SECONDS):
         if not helper.exists():
-            _compile(compiler, folder, helper)
+            _compile(compiler, helper)
     return helper
 
 
-def _compile(compiler: str, folder: Path, helper: Path) -> None:
+def _compile(compiler: str, helper: Path) -> None:
     with tempfile.TemporaryDirectory() as place:
         fresh = Path(place) / "crop.so"
         command: list[Any] = [compiler, *_FLAGS, "-o", fresh, _SOURCE, *_LIBRARIES]
