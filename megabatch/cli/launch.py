@@ -62,27 +62,14 @@ def slurm(
     debug: Debug = False,
 ) -> None:
     """A batch script: health check, torchrun on every node, checkpoint and requeue on signal or preemption."""
-    from megabatch.launch.request import LaunchRequest
+    from megabatch.launch.request import LaunchRequest, check_recipe, hand_over
     from megabatch.launch.slurm import slurm_script
-    from megabatch.launch.write import check_recipe, hand_over
 
-    check_recipe(recipe, set_ or [], grid, nodes * workers)
+    overrides = tuple(set_ or ())
     request = LaunchRequest(
-        recipe,
-        output,
-        nodes,
-        workers,
-        name,
-        data,
-        tuple(set_ or ()),
-        grid,
-        gpus,
-        cores,
-        time,
-        grace,
-        python,
-        health_check,
+        recipe, output, nodes, workers, name, data, overrides, grid, gpus, cores, time, grace, python, health_check
     )
+    check_recipe(request)
     hand_over(slurm_script(request, partition, account, tuple(sbatch or ())), file)
 
 
@@ -114,14 +101,14 @@ def kubernetes(
 ) -> None:
     """A manifest for Kubeflow: PyTorchJob or TrainJob; and a container file."""
     from megabatch.launch.kubernetes import container_file, kubernetes_manifest
-    from megabatch.launch.request import LaunchRequest
-    from megabatch.launch.write import check_kind, check_recipe, hand_over
+    from megabatch.launch.request import LaunchRequest, check_recipe, hand_over
 
-    check_recipe(recipe, set_ or [], grid, nodes * workers)
+    overrides = tuple(set_ or ())
     request = LaunchRequest(
-        recipe, output, nodes, workers, name, data, tuple(set_ or ()), grid, gpus, cores, "", grace, python, False
+        recipe, output, nodes, workers, name, data, overrides, grid, gpus, cores, "", grace, python, False
     )
-    hand_over(kubernetes_manifest(request, image, claim, mount, check_kind(kind), namespace), file)
+    check_recipe(request)
+    hand_over(kubernetes_manifest(request, image, claim, mount, kind, namespace), file)
     if containerfile is not None:
         hand_over(container_file(cuda=gpus > 0), containerfile)
 
@@ -149,25 +136,12 @@ def ssh(
     debug: Debug = False,
 ) -> None:
     """A script that starts torchrun on every host over ssh and stops all when one fails."""
-    from megabatch.launch.request import LaunchRequest
+    from megabatch.launch.request import LaunchRequest, check_recipe, hand_over
     from megabatch.launch.ssh import ssh_script
-    from megabatch.launch.write import check_recipe, hand_over
 
-    check_recipe(recipe, set_ or [], grid, len(host) * workers)
+    overrides, nodes = tuple(set_ or ()), len(host)
     request = LaunchRequest(
-        recipe,
-        output,
-        len(host),
-        workers,
-        "megabatch",
-        data,
-        tuple(set_ or ()),
-        grid,
-        gpus,
-        0,
-        "",
-        grace,
-        python,
-        health_check,
+        recipe, output, nodes, workers, "megabatch", data, overrides, grid, gpus, 0, "", grace, python, health_check
     )
+    check_recipe(request)
     hand_over(ssh_script(request, tuple(host), port, directory), file)

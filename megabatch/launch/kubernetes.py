@@ -9,42 +9,39 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Literal
+from typing import Any
 
-from megabatch.errors import ConfigError
-from megabatch.launch.request import LaunchRequest, train_words
+from megabatch.errors import ConfigError, nearest
+from megabatch.launch.request import LaunchRequest, torchrun_words, train_words
 
 __all__ = ["container_file", "kubernetes_manifest"]
 
-Kind = Literal["pytorchjob", "trainjob"]
+KINDS = {
+    "pytorchjob": ("kubeflow.org/v1", "PyTorchJob"),
+    "trainjob": ("trainer.kubeflow.org/v1alpha1", "TrainJob"),
+}
 
 
 def kubernetes_manifest(
-    request: LaunchRequest, image: str, claim: str, mount: str = "/runs", kind: Kind = "pytorchjob", namespace: str = ""
+    request: LaunchRequest, image: str, claim: str, mount: str = "/runs", kind: str = "pytorchjob", namespace: str = ""
 ) -> str:
     """The manifest; `claim` is the PersistentVolumeClaim that holds run folders and images, mounted at `mount`."""
+    if kind not in KINDS:
+        raise ConfigError(f"--kind '{kind}'; give {' or '.join(KINDS)}{nearest(kind, KINDS)}")
     for what, value in (("--name", request.name), ("--claim", claim)):
         if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", value):
             raise ConfigError(f"{what} '{value}' is no Kubernetes name; use small letters, digits and '-'")
     if not request.output.startswith(mount.rstrip("/") + "/"):
         raise ConfigError(f"--output '{request.output}' is not on the shared volume; give a folder under '{mount}'")
-    metadata: dict[str, Any] = {"name": request.name}
-    if namespace:
-        metadata["namespace"] = namespace
+    metadata = {"name": request.name} | ({"namespace": namespace} if namespace else {})
     spec = _trainjob(request, image, claim, mount) if kind == "trainjob" else _pytorchjob(request, image, claim, mount)
-    api, name = {
-        "pytorchjob": ("kubeflow.org/v1", "PyTorchJob"),
-        "trainjob": ("trainer.kubeflow.org/v1alpha1", "TrainJob"),
-    }[kind]
+    api, name = KINDS[kind]
     return json.dumps({"apiVersion": api, "kind": name, "metadata": metadata, "spec": spec}, indent=2) + "\n"
 
 
 def _command(request: LaunchRequest) -> list[str]:
     """torchrun reads its world (PET_NNODES, PET_RDZV_ENDPOINT, ...) from the environment the operator makes."""
-    launcher = [request.python, "-m", "torch.distributed.run", "--nproc-per-node", str(request.workers_per_node)]
-    signals = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
-    launcher += ["--signals-to-handle", signals, "--shutdown-timeout", str(request.grace_seconds)]
-    return [*launcher, "-m", "megabatch", *train_words(request)]
+    return [request.python, *torchrun_words(request), "-m", "megabatch", *train_words(request)]
 
 
 def _resources(request: LaunchRequest) -> dict[str, Any]:

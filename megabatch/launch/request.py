@@ -1,4 +1,4 @@
-"""What a script for a cluster needs to know, checked once. Imports no torch.
+"""What a script for a cluster needs to know, checked once, and how the script is handed over. Imports no torch.
 
 Every text that goes into a script passes through `word` (shell) or `plain` (a scheduler's own lines): a name with a
 space, a quote or a newline in it is quoted or refused, never pasted.
@@ -9,11 +9,14 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
+from megabatch.comm.shape import parse_grid
 from megabatch.errors import ConfigError
+from megabatch.files import write_atomically
+from megabatch.recipes import load_config
 
-__all__ = ["LaunchRequest", "folder_of", "plain", "train_words", "word"]
+__all__ = ["LaunchRequest", "check_recipe", "folder_of", "hand_over", "plain", "torchrun_words", "train_words", "word"]
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,13 @@ def plain(text: str, what: str) -> str:
     return text
 
 
+def torchrun_words(request: LaunchRequest) -> list[str]:
+    """torchrun on one machine: it hands the signals on and waits for its workers' checkpoint."""
+    signals = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+    words = ["-m", "torch.distributed.run", "--nproc-per-node", str(request.workers_per_node)]
+    return [*words, "--signals-to-handle", signals, "--shutdown-timeout", str(request.grace_seconds)]
+
+
 def train_words(request: LaunchRequest) -> list[str]:
     """`train RECIPE ...` as the workers are to run it: always with --resume, which also starts a run that is new."""
     words = ["train", request.recipe, "--output", request.output, "--resume"]
@@ -83,3 +93,24 @@ def train_words(request: LaunchRequest) -> list[str]:
 def folder_of(request: LaunchRequest) -> str:
     """Where the run folder stands; logs go beside it."""
     return str(PurePosixPath(request.output).parent)
+
+
+def check_recipe(request: LaunchRequest) -> None:
+    """A recipe, an override or a grid that cannot work is told here, not hours later on the cluster.
+
+    A file that only the cluster has cannot be checked: it must be given by an absolute path.
+    """
+    recipe = request.recipe
+    if not (recipe.endswith(".toml") and recipe.startswith("/") and not Path(recipe).exists()):
+        load_config(recipe, list(request.overrides))
+    if request.grid:
+        parse_grid(request.grid).check_fits(request.world_size)
+
+
+def hand_over(text: str, file: Path | None) -> None:
+    """Print the text, or write the file and say so."""
+    if file is None:
+        print(text, end="")
+        return
+    write_atomically(file, text)
+    print(f"written        {file}")

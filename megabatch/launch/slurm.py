@@ -12,7 +12,7 @@ come again.
 
 from __future__ import annotations
 
-from megabatch.launch.request import LaunchRequest, folder_of, plain, train_words, word
+from megabatch.launch.request import LaunchRequest, folder_of, plain, torchrun_words, train_words, word
 
 __all__ = ["slurm_script"]
 
@@ -45,8 +45,7 @@ def slurm_script(request: LaunchRequest, partition: str = "", account: str = "",
         directives=directives,
         python=word(request.python),
         output=word(request.output),
-        workers=request.workers_per_node,
-        grace=request.grace_seconds,
+        torchrun=" ".join(torchrun_words(request)),
         health=_HEALTH if request.health_check else "",
         train=train,
     )
@@ -71,8 +70,8 @@ attempt=${{SLURM_RESTART_COUNT:-0}}
 mkdir -p "$(dirname "$run")"
 
 # One launcher per node; it waits for its workers' checkpoint as long as the job has time.
-torchrun=("$python" -m torch.distributed.run --nnodes "$SLURM_NNODES" --nproc-per-node {workers} --max-restarts 3
-  --rdzv-backend c10d --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 --shutdown-timeout {grace})
+torchrun=("$python" {torchrun}
+  --nnodes "$SLURM_NNODES" --max-restarts 3 --rdzv-backend c10d)
 echo "job $SLURM_JOB_ID, attempt $attempt, $SLURM_NNODES nodes, first $head, run folder $run"
 {health}
 srun --kill-on-bad-exit=1 "${{torchrun[@]}}" --rdzv-id "$SLURM_JOB_ID-$attempt" --rdzv-endpoint "$head:$((port + 1))" \\

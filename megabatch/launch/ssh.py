@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from megabatch.errors import ConfigError
-from megabatch.launch.request import LaunchRequest, train_words, word
+from megabatch.launch.request import LaunchRequest, torchrun_words, train_words, word
 
 __all__ = ["ssh_script"]
 
@@ -23,11 +23,16 @@ def ssh_script(request: LaunchRequest, hosts: tuple[str, ...], port: int = 29500
             raise ConfigError(f"host '{host}' is no host name; give NAME or USER@NAME")
     first = hosts[0].rpartition("@")[2]
     train = " ".join(word(one) for one in train_words(request))
-    launcher = (
-        f"{word(request.python)} -m torch.distributed.run --nnodes {request.nodes} "
-        f"--nproc-per-node {request.workers_per_node} --max-restarts 3 --rdzv-backend c10d "
-        f"--signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 --shutdown-timeout {request.grace_seconds}"
-    )
+    torchrun = [
+        *torchrun_words(request),
+        "--nnodes",
+        str(request.nodes),
+        "--max-restarts",
+        "3",
+        "--rdzv-backend",
+        "c10d",
+    ]
+    launcher = f"{word(request.python)} {' '.join(torchrun)}"
     change = f"cd {word(directory)} && " if directory else ""
     doctor = f"{change}{launcher} --rdzv-id doctor --rdzv-endpoint {first}:{port} -m megabatch doctor"
     run = f"{change}exec {launcher} --rdzv-id train --rdzv-endpoint {first}:{port + 1} -m megabatch {train}"

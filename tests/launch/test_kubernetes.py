@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from megabatch.errors import ConfigError
-from megabatch.launch.kubernetes import Kind, container_file, kubernetes_manifest
+from megabatch.launch.kubernetes import container_file, kubernetes_manifest
 from tests.launch.test_request import request
 
 WANTED = request(output="/runs/a", gpus_per_node=4, cores_per_worker=2, overrides=("train.epochs=1",))
@@ -61,7 +61,7 @@ def check(value: Any, schema: Any, where: str = "spec") -> None:
             check(value[name], inner, f"{where}.{name}")
 
 
-def manifest(kind: Kind = "pytorchjob", **given: Any) -> Any:
+def manifest(kind: str = "pytorchjob", **given: Any) -> Any:
     return json.loads(kubernetes_manifest(WANTED, "registry/x:1", "runs", kind=kind, **given))
 
 
@@ -94,6 +94,11 @@ def test_what_a_cluster_would_refuse_is_refused_here(given: dict[str, Any], clai
     values = {"output": "/runs/a"} | given
     with pytest.raises(ConfigError):
         kubernetes_manifest(request(**values), "x", claim)
+
+
+def test_an_unknown_kind_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="give pytorchjob or trainjob; did you mean 'trainjob'"):
+        kubernetes_manifest(WANTED, "image", "runs", kind="trainjobs")
 
 
 def test_the_container_file_installs_the_package() -> None:
