@@ -1,4 +1,4 @@
-"""The command line, assembled from `megabatch.cli`.
+"""The command line: one file per verb or group of verbs.
 
 A verb parses, calls and prints; no logic. Everything heavy is imported by the verb that needs it.
 """

@@ -13,9 +13,8 @@ from typing import Any
 
 from megabatch.config import Config
 from megabatch.errors import ConfigError, nearest
-from megabatch.recipes.overrides import apply_override
 from megabatch.recipes.scale import at_scale, over_epochs, read_profile
-from megabatch.recipes.validate import validate
+from megabatch.recipes.validate import apply_override, validate
 
 __all__ = ["config_from_toml", "load_config", "recipe_names", "recipe_path"]
 

@@ -25,8 +25,7 @@ from pydantic import Field, ValidationError
 from megabatch.config import Config
 from megabatch.config.section import PositiveInt, Section
 from megabatch.errors import ConfigError, nearest
-from megabatch.recipes.overrides import apply_override
-from megabatch.recipes.validate import validate
+from megabatch.recipes.validate import apply_override, validate
 from megabatch.schedule.batch import BatchStages, count_steps, parse_stages
 
 __all__ = ["Profile", "at_scale", "over_epochs", "profile_names", "read_profile", "scaling_lines", "stretched"]

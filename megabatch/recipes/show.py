@@ -20,7 +20,7 @@ def print_recipes(console: Console | None = None) -> None:
     """One row per recipe: what it claims, and on which hardware."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("recipe", no_wrap=True)
-    table.add_column("total batch")
+    table.add_column("global batch")
     table.add_column("epochs", justify="right")
     for column in ("time", "accuracy", "hardware"):
         table.add_column(column, overflow="fold")

@@ -1,7 +1,8 @@
-"""From a table to checked settings; a mistake in it becomes one line."""
+"""From a table to checked settings: overrides (`section.key=value`) and validation; a mistake becomes one line."""
 
 from __future__ import annotations
 
+import tomllib
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -10,12 +11,13 @@ from megabatch.config import Config
 from megabatch.errors import ConfigError, nearest
 from megabatch.schedule.pieces import Piece
 
-__all__ = ["RENAMED", "validate"]
+__all__ = ["RENAMED", "apply_override", "validate"]
 
 # Settings that had another name before 0.1 was released. A recipe that still has one is refused with the new name.
 RENAMED = {
     "promise": "reference",
     "promise.pictures": "reference.images",
+    "reference.pictures": "reference.images",
     "train.batch_total": "train.global_batch_size",
     "train.ghost_batch": "train.ghost_batch_size",
     "train.evaluation_batch": "train.evaluation_batch_size",
@@ -35,6 +37,46 @@ RENAMED = {
     "data.max_train_pictures": "data.max_train_images",
     "data.held_out_pictures": "data.held_out_images",
 }
+
+
+def apply_override(table: dict[str, Any], override: str) -> None:
+    """Change one setting of a table in place.
+
+    Raises:
+        ConfigError: an override that cannot be read, or that names a place the table does not have.
+    """
+    name, equals, text = override.partition("=")
+    keys = name.strip().split(".")
+    if not equals or not all(keys):
+        raise ConfigError(f"--set '{override}' cannot be read; write section.key=value, for example train.epochs=2")
+    for depth in range(len(keys), 0, -1):
+        if (old := ".".join(keys[:depth])) in RENAMED:
+            raise ConfigError(f"--set {name}: '{old}' is now called '{RENAMED[old]}'; use that name")
+    node: Any = table
+    for depth, key in enumerate(keys):
+        last = depth == len(keys) - 1
+        if isinstance(node, list):
+            if not key.isdecimal() or int(key) >= len(node):
+                where = ".".join(keys[:depth])
+                raise ConfigError(f"--set {name}: '{where}' has entries 0 to {len(node) - 1}, '{key}' is none of them")
+            if last:
+                node[int(key)] = _parse_value(text)
+            node = node[int(key)]
+        elif isinstance(node, dict):
+            if last:
+                node[key] = _parse_value(text)
+            else:
+                node = node.setdefault(key, {})
+        else:
+            where = ".".join(keys[:depth])
+            raise ConfigError(f"--set {name}: '{where}' is a plain value and has no '{key}'; set '{where}' itself")
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text.strip()
 
 
 def validate(table: dict[str, Any], source: str) -> Config:

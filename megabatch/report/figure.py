@@ -1,7 +1,7 @@
 """What a figure is: plain data that the page draws, that matplotlib draws into files, and that a CSV holds.
 
 Every series says whether its numbers were measured, simulated or quoted, how many observations stand behind each, and
-their spread where there is one. Colour goes by meaning: an algorithm, a part of the step or a role has one colour on
+their spread where there is one. Color goes by meaning: an algorithm, a part of the step or a role has one color on
 every page and in every file, light and dark.
 """
 
@@ -72,12 +72,12 @@ COLORS |= {f"run:{index}": pair for index, pair in enumerate(RUN_COLORS)}
 
 
 def run_color(index: int) -> str:
-    """The colour of the index-th run of a comparison."""
+    """The color of the index-th run of a comparison."""
     return f"run:{index % len(RUN_COLORS)}"
 
 
 def algorithm_color(name: str) -> str:
-    """The colour of an all-reduce algorithm."""
+    """The color of an all-reduce algorithm."""
     return f"algorithm:{name}" if name in ALGORITHM_COLORS else "other"
 
 

@@ -140,7 +140,7 @@ class _Cell:
 
 
 def all_reduce(times: NetworkTimes) -> Figure | Missing:
-    """Seconds of a whole all-reduce over its size, one colour per algorithm."""
+    """Seconds of a whole all-reduce over its size, one color per algorithm."""
     measured = _cells(times.measured)
     if not measured:
         why = "no measurement was given; make one with `megabatch bench allreduce --output FILE`, then --network FILE"

@@ -1,4 +1,4 @@
-"""The images of a study: every arm with every seed's point, and accuracy by batch size. Same results, same SVG.
+"""The figures of a study: every arm with every seed's point, and accuracy by batch size. Same results, same SVG.
 
 matplotlib is loaded only here and only when a figure is drawn; it comes with `pip install megabatch[figures]`.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_arms", "draw_batch_sizes", "has_matplotlib", "save"]
 
-_COLOURS = ("#2457a6", "#c44e52", "#2f8f5b", "#8c5fb5", "#c98a1b", "#4c9db0", "#7a7a7a", "#a8577e")
+_COLORS = ("#2457a6", "#c44e52", "#2f8f5b", "#8c5fb5", "#c98a1b", "#4c9db0", "#7a7a7a", "#a8577e")
 _LOST_POINTS = 6.0  # arms this far below the best would squeeze all others together: they are drawn at the edge
 _MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
@@ -42,15 +42,15 @@ def draw_arms(results: Sequence[ArmResult], title: str, margin_points: float) ->
         axes.axvspan(mean - margin_points, mean + margin_points, color="#e8edf5", zorder=0)
         axes.axvline(mean, color="#9fb3d1", linewidth=1, zorder=1)
     for place, result in enumerate(results):
-        colour = _COLOURS[groups.index(result.arm.group) % len(_COLOURS)]
+        color = _COLORS[groups.index(result.arm.group) % len(_COLORS)]
         values = [run.percent for run in result.runs]
         shown = [max(value, edge) for value in values]
         below = [place + 0.22] * len(shown)
-        axes.plot(shown, below, "o", color=colour, alpha=0.55, markersize=4, mew=0, zorder=2)
+        axes.plot(shown, below, "o", color=color, alpha=0.55, markersize=4, mew=0, zorder=2)
         if result.spread.mean >= edge:
             std = 0.0 if math.isnan(result.spread.std) else result.spread.std
             axes.errorbar(
-                result.spread.mean, place, xerr=std, fmt="|", color=colour, markersize=11, mew=2, capsize=3, zorder=3
+                result.spread.mean, place, xerr=std, fmt="|", color=color, markersize=11, mew=2, capsize=3, zorder=3
             )
         else:
             axes.annotate(
@@ -68,7 +68,7 @@ def draw_arms(results: Sequence[ArmResult], title: str, margin_points: float) ->
 
 
 def draw_batch_sizes(results: Sequence[ArmResult], title: str, num_train: int | None = None) -> Figure | None:
-    """Accuracy by largest total batch, one line per group; None when no group has two sizes."""
+    """Accuracy by largest global batch, one line per group; None when no group has two sizes."""
     groups: dict[str, list[ArmResult]] = {}
     for result in results:
         groups.setdefault(result.arm.group, []).append(result)
@@ -83,7 +83,7 @@ def draw_batch_sizes(results: Sequence[ArmResult], title: str, num_train: int | 
     sizes = sorted({_batch(member) for members in lines.values() for member in members})
     edge = max(result.spread.mean for result in results) - _LOST_POINTS
     for index, (group, members) in enumerate(lines.items()):
-        colour, mark = _COLOURS[index % len(_COLOURS)], _MARKS[index % len(_MARKS)]
+        color, mark = _COLORS[index % len(_COLORS)], _MARKS[index % len(_MARKS)]
         shift = 1.0 + 0.018 * (index - (len(lines) - 1) / 2)  # so that bars of equal sizes do not hide each other
         x = [_batch(member) * shift for member in members]
         means = [max(member.spread.mean, edge) for member in members]
@@ -92,15 +92,15 @@ def draw_batch_sizes(results: Sequence[ArmResult], title: str, num_train: int | 
                 note = f"{member.spread.mean:.1f} %,\noff the scale"
                 axes.annotate(note, (position, edge), (-8, 2), textcoords="offset points", ha="right", size=8)
         stds = [0.0 if math.isnan(member.spread.std) else member.spread.std for member in members]
-        axes.errorbar(x, means, yerr=stds, color=colour, marker=mark, markersize=6, capsize=3, label=group, zorder=3)
+        axes.errorbar(x, means, yerr=stds, color=color, marker=mark, markersize=6, capsize=3, label=group, zorder=3)
         for position, member in zip(x, members, strict=True):
             points = [max(run.percent, edge) for run in member.runs]
-            axes.plot([position] * len(points), points, mark, color=colour, alpha=0.35, markersize=3.5, mew=0)
+            axes.plot([position] * len(points), points, mark, color=color, alpha=0.35, markersize=3.5, mew=0)
     axes.set_xscale("log", base=2)
     labels = [f"{size:,}" + (f"\n{100 * size / num_train:g} %" if num_train else "") for size in sizes]
     axes.set_xticks(sizes, labels)
     axes.minorticks_off()
-    axes.set_xlabel("total batch, images a step" + (" and share of the training set" if num_train else ""))
+    axes.set_xlabel("global batch, images a step" + (" and share of the training set" if num_train else ""))
     axes.set_ylabel("top-1 accuracy, %")
     axes.set_title(title, loc="left", size=11)
     axes.grid(color="#dddddd", linewidth=0.6)

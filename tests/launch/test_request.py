@@ -68,7 +68,7 @@ def test_a_script_is_printed_or_written(tmp_path: Path, capsys: pytest.CaptureFi
     hand_over("text\n", tmp_path / "a.sh")
     assert (tmp_path / "a.sh").read_text() == "text\n"
     assert "written" in capsys.readouterr().out
-    with pytest.raises(WriteError, match="there is no folder .*; make it"):
+    with pytest.raises(WriteError, match=r"there is no folder .*; make it"):
         hand_over("text\n", tmp_path / "none" / "a.sh")
 
 

@@ -23,7 +23,7 @@ def test_the_list_has_a_row_for_every_recipe_with_its_claims() -> None:
     console, out = plain_console()
     print_recipes(console)
     header, *rows = out.getvalue().splitlines()
-    assert header.split() == ["recipe", "total", "batch", "epochs", "time", "accuracy", "hardware"]
+    assert header.split() == ["recipe", "global", "batch", "epochs", "time", "accuracy", "hardware"]
     assert [row.split()[0] for row in rows] == recipe_names()
     for name, row in zip(recipe_names(), rows, strict=True):
         config = load_config(name)

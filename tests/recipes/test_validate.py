@@ -1,4 +1,4 @@
-"""A mistake in a table is one line that names the key; through whole recipes it is tested in test_recipes.py."""
+"""Overrides and checks of plain tables; through whole recipes they are tested in test_recipes.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from megabatch.config import Config
 from megabatch.errors import ConfigError
-from megabatch.recipes.validate import RENAMED, validate
+from megabatch.recipes.validate import RENAMED, apply_override, validate
 
 REFERENCE = {"paper": "p", "hardware": "h", "time": "t", "accuracy": "a"}
 
@@ -36,6 +36,23 @@ def test_a_mistake_is_one_line(sections: dict[str, Any], said: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        (
+            "train.batch_total=64",
+            "--set train.batch_total: 'train.batch_total' is now called 'train.global_batch_size'",
+        ),
+        ("optimizer.learning_rate.0.start=1", "'optimizer.learning_rate' is now called 'optimizer.lr'; use that name"),
+        ("promise.pictures=3", "'promise.pictures' is now called 'reference.images'"),
+    ],
+)
+def test_an_override_of_a_renamed_setting_is_refused_with_the_new_name(override: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        apply_override({"optimizer": {"lr": 0.1}}, override)
+    assert said in str(caught.value)
+
+
 def test_a_sound_table_passes() -> None:
     assert validate({"reference": REFERENCE}, "here").reference.paper == "p"
 
@@ -48,3 +65,16 @@ def test_every_new_name_is_a_setting() -> None:
             section = next(
                 (one for one in (field.annotation, *get_args(field.annotation)) if hasattr(one, "model_fields")), None
             )
+
+
+def test_a_new_section_is_made_and_a_list_entry_replaced() -> None:
+    table: dict[str, Any] = {"a": [1, {"b": 2}]}
+    for override in ("new.section.key=true", "a.0=[3, 4]", "a.1.b=x y"):
+        apply_override(table, override)
+    assert table == {"a": [[3, 4], {"b": "x y"}], "new": {"section": {"key": True}}}
+
+
+@pytest.mark.parametrize("override", ["a", "=1", "a..b=1", "a.2=1", "a.0.b=1"])
+def test_what_cannot_be_read_or_placed_is_refused(override: str) -> None:
+    with pytest.raises(ConfigError, match="--set"):
+        apply_override({"a": [1, 2]}, override)

@@ -1,4 +1,4 @@
-"""Figures as data: the CSV holds what the page draws, colours are one per meaning."""
+"""Figures as data: the CSV holds what the page draws, colors are one per meaning."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def luminance(color: str) -> float:
 
 
 @pytest.mark.parametrize("name", [name for name in COLORS if name != "other"])
-def test_colours_stand_out_from_their_card(name: str) -> None:
+def test_colors_stand_out_from_their_card(name: str) -> None:
     """WCAG 2.2, 1.4.11: graphical objects need a contrast of at least 3."""
     for color, card in zip(COLORS[name], ("#f6f8fa", "#1d2329"), strict=True):
         lighter, darker = sorted((luminance(color), luminance(card)), reverse=True)

@@ -121,7 +121,7 @@
     const button = document.getElementById("theme");
     button.setAttribute("aria-pressed", String(name === "dark"));
     button.textContent = name === "dark" ? "Light" : "Dark";
-    button.setAttribute("aria-label", name === "dark" ? "Use light colours" : "Use dark colours");
+    button.setAttribute("aria-label", name === "dark" ? "Use light colors" : "Use dark colors");
   };
   const stored = () => { try { return localStorage.getItem("megabatch-theme"); } catch { return null; } };
 
