@@ -24,7 +24,6 @@ from benchmarks.simulators.simulate import lock_step_seconds, simulate_all_reduc
 from megabatch.comm.phases import phases
 from megabatch.errors import ConfigError, MegabatchError
 from megabatch.plan.cluster import Cluster
-from megabatch.plan.cost import price_all_reduce
 from megabatch.plan.request import PlanRequest, run
 from megabatch.plan.step import Candidate
 from megabatch.plan.workload import Workload, fill_buckets
@@ -87,7 +86,7 @@ def check_plan(cluster: Cluster, workload: Workload, candidate: Candidate) -> Cr
             own = simulate_all_reduce(network, algorithm, grid, num_bytes)
         else:
             own = lock_step_seconds(network, one.lanes[0], grid.world_size, num_bytes)
-        closed = price_all_reduce(cluster, algorithm, grid, num_bytes).seconds
+        closed = cluster.all_reduce(algorithm, grid, num_bytes).seconds
         found.append(CheckedBucket(num_bytes, count, "free" if free else "in step", closed, own, seconds))
     return Crosscheck(tuple(found), answer.version)
 

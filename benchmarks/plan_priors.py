@@ -1,4 +1,4 @@
-"""Where the priors of `megabatch.plan.calibrate` come from: they maximise the likelihood of rows of at most 64 workers.
+"""Where the priors of `megabatch.plan.fit` come from: they maximise the likelihood of rows of at most 64 workers.
 
     python -m benchmarks.plan_priors rows.csv [more.csv ...]
 
@@ -16,19 +16,18 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from megabatch.plan.calibrate import PRIOR_PARTS, prior
-from megabatch.plan.interval import FORM
-from megabatch.plan.rows import Row, read_rows
-from megabatch.plan.step_fit import row_features
+from megabatch.plan.fit import PRIOR_PARTS, prior, row_features
+from megabatch.plan.quantity import FORM
+from megabatch.plan.rows import SystemRow, read_rows
 
 __all__ = ["best_parts", "families_of", "log_likelihood"]
 
 MOST_WORKERS = 64
 
 
-def families_of(rows: Sequence[Row]) -> list[list[Row]]:
+def families_of(rows: Sequence[SystemRow]) -> list[list[SystemRow]]:
     """The rows by family and stack, where two of them differ in workers, nodes or batch."""
-    found: dict[tuple[str, str], list[Row]] = collections.defaultdict(list)
+    found: dict[tuple[str, str], list[SystemRow]] = collections.defaultdict(list)
     for row in rows:
         usual = (
             not row.contains_evaluation and row.stack.endswith("closed") and row.accelerator not in ("n/a", "unknown")
@@ -42,7 +41,7 @@ def families_of(rows: Sequence[Row]) -> list[list[Row]]:
     ]
 
 
-def log_likelihood(families: Sequence[Sequence[Row]], parts: Mapping[str, float]) -> float:
+def log_likelihood(families: Sequence[Sequence[SystemRow]], parts: Mapping[str, float]) -> float:
     """Of all rows, each family with parameters of its own drawn from the prior; `parts["form"]` is the noise."""
     total = 0.0
     for family in families:
@@ -55,7 +54,7 @@ def log_likelihood(families: Sequence[Sequence[Row]], parts: Mapping[str, float]
     return total
 
 
-def best_parts(families: Sequence[Sequence[Row]], jitter: float) -> tuple[dict[str, float], float]:
+def best_parts(families: Sequence[Sequence[SystemRow]], jitter: float) -> tuple[dict[str, float], float]:
     """The parts of the greatest likelihood, by a search along one after the other with ever smaller steps."""
     parts = {**PRIOR_PARTS, "form": FORM, "jitter": jitter}
     best = log_likelihood(families, parts)

@@ -23,11 +23,12 @@ from megabatch.comm.calibration import AxisCost, Calibration
 from megabatch.comm.phases import Phase, Step, phases
 from megabatch.comm.price import all_reduce_seconds
 from megabatch.comm.shape import parse_grid
-from megabatch.plan.cluster import Network, load_cluster
+from megabatch.plan.cluster import load_cluster
 from megabatch.plan.convergence import mlperf_law
-from megabatch.plan.cost import price_curve, price_swaps
-from megabatch.plan.planner import Goal, plan, worker_counts
+from megabatch.plan.estimate import Estimator
+from megabatch.plan.network import Network, price_curve, price_swaps
 from megabatch.plan.request import PlanRequest, run
+from megabatch.plan.search import Goal, plan, worker_counts
 from megabatch.plan.workload import workload_of
 from megabatch.schedule.batch import parse_stages
 
@@ -234,10 +235,10 @@ def speeds() -> dict[str, float]:
     ):
         load = workload_of("mikami2018", ["train.ghost_batch_size=4"]).with_batch(parse_stages(batch))
         began = time.perf_counter()
-        result = plan(cluster, load, worker_counts(cluster, workers), Goal())
+        result = plan(Estimator(cluster, load), worker_counts(cluster, workers), Goal())
         found[f"{name} workers, {result.num_considered} candidates"] = time.perf_counter() - began
     began = time.perf_counter()
-    result = plan(cluster, workload_of("mikami2018"), worker_counts(cluster, None), Goal(), law=mlperf_law())
+    result = plan(Estimator(cluster, workload_of("mikami2018"), mlperf_law()), worker_counts(cluster, None), Goal())
     found[f"8..4096 workers, batches searched, {result.num_considered} candidates"] = time.perf_counter() - began
     return found
 

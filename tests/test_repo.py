@@ -56,6 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {
         "recipes",
         "report.run",
+        "report.draw",
         "report.figure",
         "report.plan_compare",
         "comm.phases",
@@ -86,7 +87,7 @@ TORCH_FREE = (
     # A mistake in a recipe, a folder or a launcher's variables is told without the seconds that torch takes to load.
     *("megabatch.train.entry", "megabatch.train.folder", "megabatch.train.world"),
     "megabatch.study.conduct",
-    *("megabatch.plan.request", "megabatch.plan.show", "megabatch.plan.validate", "megabatch.plan.loop"),
+    *("megabatch.plan.request", "megabatch.plan.show", "megabatch.plan.validate", "megabatch.plan.figure"),
     *("benchmarks.simulators.simgrid", "benchmarks.simulators.simgrid_child", "benchmarks.check_plan"),
 )
 
@@ -192,8 +193,8 @@ def test_imports_go_one_way() -> None:
         ("comm.grid", "from ..train import world", {"train.world"}),
         ("comm.grid", "from .shape import GridShape\nfrom ..errors import GridError", set()),
         ("schedule.batch", "from megabatch.config import Config", {"config.Config"}),
-        ("plan.cost", "from megabatch.comm.phases import x\nfrom megabatch.comm.grid import y", {"comm.grid"}),
-        ("plan.cost", "from megabatch.comm import shape, phases", set()),
+        ("plan.network", "from megabatch.comm.phases import x\nfrom megabatch.comm.grid import y", {"comm.grid"}),
+        ("plan.network", "from megabatch.comm import shape, phases", set()),
         ("train.engine", "from megabatch.cli import app", {"cli.app"}),
         ("data.loader", "from megabatch.schedule.batch import shard_range\nimport torch", set()),
     ],

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from megabatch.plan.cluster import Network
+from megabatch.plan.network import Network
 
 __all__ = ["Fluid", "Links", "fair_rates"]
 

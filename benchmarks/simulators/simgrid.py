@@ -24,8 +24,7 @@ from benchmarks.simulators.simulate import Round, rounds_of
 from megabatch.comm.phases import phases
 from megabatch.comm.shape import GridShape
 from megabatch.errors import ConfigError
-from megabatch.plan.cluster import Network
-from megabatch.plan.cost import CHAIN_SEGMENTS
+from megabatch.plan.network import CHAIN_SEGMENTS, Network
 
 __all__ = ["Answer", "Play", "find_simgrid", "play", "play_of", "simgrid_free_seconds", "simgrid_seconds"]
 

@@ -25,7 +25,7 @@ from benchmarks.simulators.fluid import Links
 from benchmarks.simulators.simgrid import Play, find_simgrid
 from benchmarks.simulators.simulate import Round
 from megabatch.errors import ConfigError
-from megabatch.plan.cluster import Network
+from megabatch.plan.network import Network
 
 __all__ = ["main"]
 

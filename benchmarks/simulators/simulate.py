@@ -24,8 +24,8 @@ from benchmarks.simulators.fluid import Fluid, Links
 from megabatch.comm.phases import Phase, Round, num_lanes, phases
 from megabatch.comm.shape import GridShape
 from megabatch.errors import ConfigError
-from megabatch.plan.cluster import Cluster, Network
-from megabatch.plan.cost import CHAIN_SEGMENTS, price_all_reduce
+from megabatch.plan.cluster import Cluster
+from megabatch.plan.network import CHAIN_SEGMENTS, Network
 from megabatch.plan.step import Candidate
 from megabatch.plan.workload import Workload, fill_buckets
 
@@ -109,7 +109,7 @@ def simulate_steps(
     backward = cluster.compute.backward_share
     buckets = fill_buckets(workload.layers, workload.bytes_per_parameter, candidate.bucket_mb)
     prices = {
-        size: price_all_reduce(cluster, candidate.algorithm, candidate.grid, size).seconds
+        size: cluster.all_reduce(candidate.algorithm, candidate.grid, size).seconds
         for size in {bucket.num_bytes for bucket in buckets}
     }
     times = np.zeros(num_steps)

@@ -63,7 +63,8 @@ def bench_step(
     debug: Debug = False,
 ) -> None:
     """Time training steps by local batch, without data and communication: what `megabatch plan` starts from."""
-    from megabatch.plan.step_times import step_times_from_data, write_step_times
+    from megabatch.files import write_atomically
+    from megabatch.plan.compute import step_times_from_data, step_times_text
     from megabatch.recipes import load_config
     from megabatch.train.step_bench import StepBenchRequest, bench_steps, parse_batches
 
@@ -78,7 +79,7 @@ def bench_step(
     if result is not None:
         times = step_times_from_data(result, "the measurement")
         if output is not None:
-            write_step_times(output, times)
+            write_atomically(output, step_times_text(times))
         if as_json:
             print(json.dumps(result))
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Annotated
 
@@ -68,28 +69,32 @@ def plan(
     if validate is not None or compare is not None:
         _refuse_beside("--validate" if validate else "--compare", ctx)
     if validate is not None:
-        from megabatch.plan.show_validation import print_validation
+        from megabatch.plan.show import print_validation
         from megabatch.plan.validate import validate_rows
 
         result = validate_rows(validate)
         print(json.dumps(result.as_data())) if as_json else print_validation(result)
         return
     if compare is not None:
-        from megabatch.plan.loop import compare_run, print_comparison
+        from megabatch.plan.show import print_comparison
+        from megabatch.report.plan_compare import compare_run
 
         comparison = compare_run(compare)
         print(json.dumps(comparison.as_data())) if as_json else print_comparison(comparison)
         return
-    from megabatch.plan.request import PlanRequest, answer, cluster_lines
+    from megabatch.plan.cluster import cluster_names, load_cluster
 
     if cluster == "list":
-        for line in cluster_lines():
-            print(line)
+        for name in cluster_names():
+            print(f"{name:<14} {load_cluster(name).title}")
         return
     if _typed(ctx) == ["cluster"]:
         _show_cluster(cluster, as_json)
         return
-    answer(
+    from megabatch.plan.plan_file import write_plan
+    from megabatch.plan.request import PlanRequest, run
+
+    answer = run(
         PlanRequest(
             recipe=recipe or "",
             cluster=cluster,
@@ -109,11 +114,23 @@ def plan(
             overrides=tuple(set_ or ()),
             scale=scale,
             epochs=epochs,
-            output=output,
-            figure=figure,
-            as_json=as_json,
         )
     )
+    data = answer.as_data()
+    if output is not None:
+        write_plan(output, data, answer.request.recipe)
+    if figure is not None:
+        from megabatch.plan.figure import draw_plan
+
+        draw_plan(answer.result, answer.evidence.cluster.name, figure)
+    if as_json:
+        print(json.dumps(data))
+        return
+    from megabatch.plan.show import print_plan
+
+    print_plan(answer.result, answer.evidence, answer.workload)
+    if output is not None:
+        print(f"plan written; follow it with  megabatch train {answer.workload.name} --plan {output}")
 
 
 def _typed(ctx: typer.Context) -> list[str]:
@@ -133,11 +150,11 @@ def _refuse_beside(alone: str, ctx: typer.Context) -> None:
 
 
 def _show_cluster(name: str, as_json: bool) -> None:
-    from megabatch.plan.cluster import cluster_of, load_cluster_file
-    from megabatch.plan.show_cluster import cluster_as_data, print_cluster
+    from megabatch.plan.cluster import cluster_text, read_cluster
+    from megabatch.plan.show import cluster_as_data, print_cluster
 
-    file = load_cluster_file(name)
-    cluster = cluster_of(file)
+    text, source = cluster_text(name)
+    cluster, file = read_cluster(text, source), tomllib.loads(text)
     if as_json:
         print(json.dumps({"name": cluster.name, "values": cluster_as_data(file), "unknown": list(cluster.unknown)}))
     else:

@@ -67,7 +67,7 @@ def train(
     )
     plan_text = keep_plan.read_text(encoding="utf-8") if keep_plan else ""
     if plan is not None:
-        from megabatch.plan.planfile import follow
+        from megabatch.plan.plan_file import follow
 
         planned = follow(plan, recipe, grid, workers, os.environ, scale=scale, epochs=epochs)
         overrides, plan_text = planned.overrides + overrides, planned.text

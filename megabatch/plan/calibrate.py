@@ -1,135 +1,354 @@
-"""Step time of a family of systems, fitted to rows: Bayesian linear regression with stated priors.
+"""What `--calibrate` takes, told apart by content: rows of systems, step times, link costs, the folder of a run.
 
-Published rows rarely determine the five parameters of a step (`step_fit`): two or three rows a family is usual. So
-each parameter has a prior, as a part of T, the time the accelerator needs for 256 images, a step in which all but
-the images is small:
+    rows.csv      whole systems (`rows`): a `StepFit` of one family and software stack
+    step.json     `megabatch bench step`: the compute table and the layers of a network
+    links.json    `megabatch bench allreduce`: the cost of each axis of one grid
+    runs/NAME     a run: its compute time by ghost batch and its network's layers, as the run measured them; a run that
+                  was stopped or still goes on will do
 
-    fixed 2.5 % +- 2.5 %      across 3 % +- 3 %      per_image T / 256 +- 100 %
-    scatter * 256 * m(64) 3.5 % +- 3.5 %             jitter * m(64) 1 % +- 1 %
-
-and every row counts with 3 % of its step, the lack of fit of a straight line through differently tuned systems; with
-more where the rows at hand lie further off their line. Jitter is a judgement, because rows of at most 64 workers cannot
-tell it from scatter (docs/results/planning.md); the other parts maximise the likelihood of such rows of MLPerf
-(`python -m benchmarks.plan_priors`), rounded, and no larger system is in them. What the rows at hand say moves the
-parameters away from there; what they do not say stays as uncertain as the prior, and the intervals show it. Rows of
-other software stacks share one common factor each, of unknown size (see `interval.EVIDENCE`).
+Later ones replace earlier ones of the same kind; step.json and a run are of one kind. Rows must name one family and
+one stack: mixing software stacks is what made predictions fail. What was measured on another accelerator or with
+another backend than the cluster's is refused; rows of the same accelerator in other nodes, or on PCIe boards where the
+cluster has others, are evidence of "same stack" only, which is less certain.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import numpy as np
+from megabatch.comm.calibration import calibration_from_text
+from megabatch.config import Config
+from megabatch.errors import ConfigError, DataError, nearest
+from megabatch.plan.cluster import Cluster
+from megabatch.plan.compute import ComputeTable, step_times_from_data
+from megabatch.plan.fit import StepFit, fit_steps
+from megabatch.plan.quantity import Quantity
+from megabatch.plan.rows import UNKNOWN, SystemRow, generation, kind_of, read_rows, refuse_contradicting, spelled
+from megabatch.plan.workload import Layer, busiest_passes, model_layers
+from megabatch.recipes import config_from_toml
+from megabatch.report.plan_compare import LEFT_OUT_STEPS
+from megabatch.report.run import read_json, read_metrics
 
-from megabatch.errors import DataError
-from megabatch.plan.interval import EVIDENCE, FORM, combine
-from megabatch.plan.rows import Row
-from megabatch.plan.step_fit import PARAMETERS, StepFit, row_features
-from megabatch.plan.straggler import expected_maximum
+__all__ = ["Evidence", "RunTimes", "gather", "pick_rows", "read_run_times"]
 
-__all__ = ["PRIOR_PARTS", "fit_steps", "prior"]
-
-PRIOR_PARTS = {"fixed": 0.025, "across": 0.03, "scatter": 0.035, "jitter": 0.01}
-"""Of the time for 256 images; both the mean and the deviation."""
-
-_EVALUATION_SECONDS = 0.5
-"""A pass over 50,000 images takes a tenth of that; the rest is changing from one program to the other and back."""
-_REFERENCE_WORKERS = 64
-_REFERENCE_BATCH = 256
-
-Array = np.ndarray[Any, np.dtype[np.float64]]
+_FEWEST_STEPS = 3
 
 
-def fit_steps(rows: Sequence[Row], evidence: str = "same system") -> StepFit:
-    """Fit the parameters to rows of one family.
+@dataclass(frozen=True)
+class Evidence:
+    """A cluster with what was measured put in; layers of a network that is not stored; a fit to rows.
+
+    sources: a line for people about each calibration source, in the order given.
+    """
+
+    cluster: Cluster
+    layers: tuple[Layer, ...] | None = None
+    fit: StepFit | None = None
+    sources: tuple[str, ...] = ()
+
+
+def gather(cluster: Cluster, paths: Sequence[str], family: str = "", stack: str = "") -> Evidence:
+    """Put every calibration source into the cluster, in order.
 
     Raises:
-        DataError: no rows.
+        ConfigError, DataError: a source that is none of the four kinds, that cannot determine anything, or that is of
+            other machines than the cluster.
     """
-    if not rows:
-        raise DataError("no calibration rows; give at least one row of the system")
-    steps = np.array([row.step_seconds for row in rows])
-    design = np.stack([row_features(row) for row in rows])
-    mean, deviation = prior(rows)
-    shared = _shared_factors(rows, design, steps, evidence) if evidence not in ("same system", "same stack") else None
-    if shared is not None:
-        design = np.hstack([design, shared])
-        mean = np.concatenate([mean, np.zeros(shared.shape[1])])
-        deviation = np.concatenate([deviation, np.full(shared.shape[1], EVIDENCE[evidence])])
-    parameters, covariance = _posterior(design, steps, FORM * steps, mean, deviation)
-    residuals = (steps - design @ parameters) / steps
-    # Rows far off their line are noisier than the form alone: they count less, and what they say is less certain.
-    lack_of_fit = max(FORM, math.sqrt(float(residuals @ residuals) / max(1, len(rows) - 1)))
-    if lack_of_fit > FORM:
-        parameters, covariance = _posterior(design, steps, lack_of_fit * steps, mean, deviation)
-    count = len(PARAMETERS)
-    logged = any(row.contains_evaluation for row in rows)
-    kept = [math.sqrt(covariance[i, i]) / deviation[i] for i in range(count if logged else count - 1)]
-    return StepFit(
-        tuple(float(value) for value in parameters[:count]),
-        covariance[:count, :count],
-        tuple(rows),
-        evidence,
-        tuple(PARAMETERS[i] for i, part in enumerate(kept) if part > 0.8),
-        lack_of_fit,
+    found = Evidence(cluster)
+    for text in paths:
+        path = Path(text)
+        if path.is_dir():
+            found = _with_run(found, path)
+        elif path.suffix == ".csv":
+            found = _with_rows(found, path, family, stack)
+        else:
+            found = _with_json(found, path)
+    if not found.cluster.compute.points:
+        raise ConfigError(
+            f"cluster '{cluster.name}' has no step times of its own; measure them with `megabatch bench step RECIPE "
+            "--output step.json` and add --calibrate step.json"
+        )
+    if (family or stack) and found.fit is None:
+        raise ConfigError(
+            "--family and --stack choose among rows of systems, but no table was given; add --calibrate rows.csv"
+        )
+    if found.layers is None and any(Path(text).is_dir() for text in paths):
+        _refuse_unknown_layers(found.cluster.compute)
+    return found
+
+
+def pick_rows(rows: Sequence[SystemRow], accelerator: str, family: str, stack: str) -> list[SystemRow]:
+    """The rows of one family and one stack, of the cluster's accelerator where it names one."""
+    kind = _named_generation(accelerator)
+    known = sorted({row.family for row in rows if not kind or generation(row.accelerator) == kind})
+    chosen = [row for row in rows if row.family == (family or row.family)]
+    if not chosen:
+        such = f", such as {known[0]}" if known else ""
+        raise DataError(
+            f"no row is of family '{family}'; name one of the table with --family{nearest(family, known)}{such}"
+        )
+    if kind:
+        chosen = [row for row in chosen if generation(row.accelerator) == kind]
+    if not chosen:
+        raise DataError(
+            _why_foreign([row for row in rows if row.family == (family or row.family)], accelerator, family)
+        )
+    families = sorted({row.family for row in chosen})
+    if len(families) > 1:
+        shown = ", ".join(families[:6]) + (", ..." if len(families) > 6 else "")
+        of = f" of '{accelerator}'" if kind else ""
+        raise DataError(f"the rows hold {len(families)} families{of} ({shown}); name one with --family")
+    stacks = sorted({row.stack for row in chosen})
+    chosen = [row for row in chosen if not stack or row.stack == stack]
+    if not chosen or (len(stacks) > 1 and not stack):
+        raise DataError(
+            f"family '{families[0]}' has rows of the software stacks {'; '.join(stacks)}, which must not be mixed; "
+            f'name one, such as --stack "{stacks[-1]}"'
+        )
+    return chosen
+
+
+def _why_foreign(rows: Sequence[SystemRow], accelerator: str, family: str) -> str:
+    kinds = sorted({generation(row.accelerator) for row in rows} - {UNKNOWN})
+    if not kinds:
+        return (
+            f"the rows do not say of which accelerator they are, the cluster's is '{accelerator}'; add a column accel "
+            "with the accelerator of each row"
+        )
+    shown = ", ".join(kinds[:6]) + (", ..." if len(kinds) > 6 else "")
+    whose = f" of family '{family}'" if family else ""
+    return (
+        f"no row{whose} is of accelerator '{accelerator}', they are of {shown}; give rows of that accelerator, or "
+        "--cluster with the machines that the rows are of"
     )
 
 
-def prior(rows: Sequence[Row], parts: Mapping[str, float] = PRIOR_PARTS) -> tuple[Array, Array]:
-    """Mean and deviation of every parameter before the rows are looked at, but for the time of an image.
+def _with_rows(found: Evidence, path: Path, family: str, stack: str) -> Evidence:
+    cluster = found.cluster
+    every, remarks = read_rows(path)
+    rows = pick_rows(every, cluster.accelerator, family, stack)
+    refuse_contradicting(rows, path)
+    per_node = sorted({-(-row.world_size // row.num_nodes) for row in rows if _in_other_nodes(row, cluster)})
+    other_boards = sorted({row.accelerator for row in rows if _on_other_boards(row, cluster)})
+    fit = fit_steps(rows, "same stack" if per_node or other_boards else "same system")
+    line = f"{path.name}: {_count(len(rows), 'row')} of {rows[0].family}, {' '.join(rows[0].stack.split())}"
+    if per_node:
+        sizes = ", ".join(map(str, per_node))
+        line += f"; in nodes of {sizes} workers, those of the cluster hold {cluster.workers_per_node}"
+    if other_boards:
+        line += f"; on {', '.join(other_boards)}, the cluster has {cluster.accelerator}"
+    doubts = [f"{path.name} {text}" for text in remarks if any(text.startswith(f"line {row.line} ") for row in rows)]
+    return dataclasses.replace(found, fit=fit, sources=(*found.sources, line, *doubts))
 
-    Rows inside one node say nothing about the network: then `across` is twice as uncertain.
-    """
-    largest = max(row.local_batch for row in rows)
-    per_image = float(np.mean([row.step_seconds / row.local_batch for row in rows if row.local_batch == largest]))
-    whole = _REFERENCE_BATCH * per_image
-    mean = np.array(
-        [
-            parts["fixed"] * whole,
-            per_image,
-            parts["across"] * whole,
-            parts["scatter"] * per_image / expected_maximum(_REFERENCE_WORKERS),
-            parts["jitter"] * whole / expected_maximum(_REFERENCE_WORKERS),
-            _EVALUATION_SECONDS,
-        ]
+
+def _in_other_nodes(row: SystemRow, cluster: Cluster) -> bool:
+    """Whether nodes hold other numbers of workers than the cluster's; a node that was used in part may be alike."""
+    if row.num_nodes > 1:
+        return row.world_size != row.num_nodes * cluster.workers_per_node
+    return row.world_size > cluster.workers_per_node
+
+
+def _on_other_boards(row: SystemRow, cluster: Cluster) -> bool:
+    if not _named_generation(cluster.accelerator):
+        return False
+    return ("pcie" in row.accelerator) != ("pcie" in cluster.accelerator.lower())
+
+
+def _with_json(found: Evidence, path: Path) -> Evidence:
+    try:
+        text = path.read_text(encoding="utf-8")
+        content: Any = json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"calibration '{path}' cannot be read ({error}); "
+            "give rows.csv, a file of `megabatch bench`, or a run folder"
+        ) from None
+    if isinstance(content, dict) and "megabatch_step_times" in content:
+        return _with_step_times(found, path, content)
+    if isinstance(content, dict) and "megabatch_calibration" in content:
+        return _with_links(found, path, text)
+    raise ConfigError(f"'{path}' is neither step times nor link costs; give a file that `megabatch bench` wrote")
+
+
+def _with_step_times(found: Evidence, path: Path, content: dict[str, Any]) -> Evidence:
+    times = step_times_from_data(content, f"'{path}'")
+    _refuse_other_device(times.device, found.cluster, f"'{path}'")
+    fewest = max(2, min(row.iterations for row in times.rows))
+    scatter = Quantity(max(times.deviation, 0.001), "measured", str(path), 1 / math.sqrt(2 * (fewest - 1)))
+    cluster = dataclasses.replace(
+        found.cluster, compute=times.table, straggler_deviation=scatter, measured_workers=times.workers
     )
-    deviation = mean.copy()
-    deviation[PARAMETERS.index("across")] *= 1 if any(row.num_nodes > 1 for row in rows) else 2
-    return mean, deviation
+    batches = ", ".join(str(row.local_batch) for row in times.rows)
+    line = f"{path.name}: step times of {times.model} at {batches} images "
+    line += f"({times.device}, {_count(times.threads, 'thread')})"
+    return dataclasses.replace(found, cluster=cluster, layers=times.layers, sources=(*found.sources, line))
 
 
-def _shared_factors(rows: Sequence[Row], design: Array, steps: Array, evidence: str) -> Array:
-    """A column for each software stack: its common factor multiplies what the parameters say.
+def _with_links(found: Evidence, path: Path, text: str) -> Evidence:
+    calibration = calibration_from_text(text, f"'{path}'")
+    if calibration.backend != found.cluster.backend:
+        raise ConfigError(
+            f"'{path}' was measured with {calibration.backend}, cluster '{found.cluster.name}' communicates with "
+            f"{found.cluster.backend}; measure there with `megabatch bench allreduce`, or leave the file out"
+        )
+    line = f"{path.name}: {calibration.grid} grid with {calibration.backend}, "
+    line += (
+        f"{_count(len(calibration.axes), 'axis', 'axes')} and {_count(len(calibration.points), 'all-reduce')} measured"
+    )
+    cluster = dataclasses.replace(found.cluster, calibration=calibration)
+    return dataclasses.replace(found, cluster=cluster, sources=(*found.sources, line))
 
-    What was measured would not do in place of that: outliers would pull the parameters down.
+
+def _with_run(found: Evidence, folder: Path) -> Evidence:
+    """The compute time of a run, per ghost batch: the median over its steps after the first few."""
+    times = read_run_times(folder)
+    _refuse_other_device(times.device, found.cluster, f"run '{folder}'")
+    table = ComputeTable(
+        times.model,
+        ((float(times.ghost_batch_size), times.seconds),),
+        "measured",
+        f"run '{folder.name}'",
+        times.backward_share or found.cluster.compute.backward_share,
+        times.noise,
+        times.image_size,
+    )
+    line = f"run {folder.resolve().name}: step time of {times.model} at {times.ghost_batch_size} images, "
+    line += f"n = {times.num_steps:,} ({times.device or 'device not told'}, {_count(times.workers, 'worker')})"
+    cluster = dataclasses.replace(found.cluster, compute=table, measured_workers=times.workers)
+    layers = times.layers or found.layers
+    return dataclasses.replace(found, cluster=cluster, layers=layers, sources=(*found.sources, line))
+
+
+def _refuse_other_device(device: str, cluster: Cluster, what: str) -> None:
+    ours, theirs = _named_generation(cluster.accelerator), _named_generation(device)
+    on_cpu = device == "cpu" and cluster.backend == "nccl" and kind_of(ours) == "gpu"
+    other = kind_of(ours) == kind_of(theirs) == "gpu" and ours != theirs
+    if on_cpu or other:
+        raise ConfigError(
+            f"{what} was measured on {device}, cluster '{cluster.name}' computes on {cluster.accelerator}; measure "
+            "there, or give --cluster with the machines that it was measured on"
+        )
+
+
+def _refuse_unknown_layers(table: ComputeTable) -> None:
+    try:
+        model_layers(table.model)
+    except ConfigError:
+        raise DataError(
+            f"{table.source} does not tell the layers of {table.model} (runs of older versions do not) and none are "
+            "stored; run it again, or add --calibrate step.json of `megabatch bench step`"
+        ) from None
+
+
+def _named_generation(accelerator: str) -> str:
+    """The generation that a cluster file or a device names; empty when it names none ("as found")."""
+    found = generation(spelled(accelerator))
+    return found if any(char.isdigit() for char in found) else ""
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+@dataclass(frozen=True)
+class RunTimes:
+    """The median over steps. layers: None in runs of versions that did not write them.
+
+    noise: relative standard error of `seconds`. backward_share: None where the host's clock did not tell.
     """
-    mean, deviation = prior(rows)
-    first, _ = _posterior(design, steps, combine(FORM, EVIDENCE[evidence]) * steps, mean, deviation)
-    stacks = sorted({(row.family, row.stack) for row in rows})
-    shared = np.zeros((len(rows), len(stacks)))
-    for index, row in enumerate(rows):
-        shared[index, stacks.index((row.family, row.stack))] = design[index] @ first
-    return shared
+
+    model: str
+    ghost_batch_size: int
+    seconds: float
+    noise: float
+    num_steps: int
+    backward_share: float | None
+    device: str
+    workers: int
+    layers: tuple[Layer, ...] | None
+    image_size: int
 
 
-def _posterior(design: Array, values: Array, noise: Array, mean: Array, deviation: Array) -> tuple[Array, Array]:
-    """Mean and covariance of a linear model with Gaussian prior and noise; a parameter below 0 is held at 0."""
-    free = np.ones(len(mean), dtype=bool)
-    estimate = np.zeros(len(mean))
-    covariance: Array = np.diag(deviation**2)
-    for _ in range(len(PARAMETERS)):
-        part = design[:, free] / noise[:, None]
-        precision = part.T @ part + np.diag(deviation[free] ** -2.0)
-        inverse: Array = np.linalg.inv(precision).astype(np.float64)
-        right = part.T @ (values / noise) + mean[free] / deviation[free] ** 2
-        estimate[:] = 0.0
-        estimate[free] = inverse @ right
-        if free.all():
-            covariance = inverse
-        negative = (estimate < 0) & (np.arange(len(mean)) < len(PARAMETERS))
-        if not negative.any():
-            break
-        free &= ~negative
-    return estimate, covariance
+def read_run_times(folder: Path) -> RunTimes:
+    """Read a run folder.
+
+    Raises:
+        DataError, ConfigError: it is no run, is damaged, or has too few steps.
+    """
+    config = _config(folder)
+    environment = read_json(folder / "environment.json") if (folder / "environment.json").is_file() else {}
+    told = environment if "workers" in environment else read_json(folder / "summary.json")
+    workers = told.get("workers")
+    if not isinstance(workers, int) or workers < 1:
+        raise DataError(f"run '{folder}' does not say how many workers it had; give another run")
+    ghost = config.train.ghost_batch_size
+    seconds, shares = [], []
+    for row in list(read_metrics(folder / "metrics.jsonl"))[LEFT_OUT_STEPS:]:
+        compute, batch, backward = (
+            _number(row.get(name)) for name in ("compute_seconds", "global_batch_size", "backward_seconds")
+        )
+        if compute and batch:
+            seconds.append(compute / busiest_passes(int(batch), ghost, workers))
+            shares.append(backward / compute)
+    if len(seconds) < _FEWEST_STEPS:
+        raise DataError(
+            f"run '{folder}' has {len(seconds)} timed steps after its first {LEFT_OUT_STEPS}; at least "
+            f"{_FEWEST_STEPS} are needed to learn a step time from: give a longer run"
+        )
+    middle, share = statistics.median(seconds), statistics.median(shares)
+    return RunTimes(
+        config.model.label,
+        ghost,
+        middle,
+        _noise(seconds, middle),
+        len(seconds),
+        share if 0 < share < 1 else None,
+        str(environment.get("device", "")),
+        workers,
+        _layers(environment.get("layers")),
+        config.data.image_size,
+    )
+
+
+def _config(folder: Path) -> Config:
+    path = folder / "config.toml"
+    try:
+        return config_from_toml(path.read_text(encoding="utf-8"), f"'{path}'")
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataError(
+            f"'{folder}' is no run folder, it has no config.toml; give the folder of a run, rows.csv, or a file of "
+            "`megabatch bench`"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"'{path}' cannot be read ({error}); the run folder is damaged, give another") from None
+
+
+def _noise(seconds: Sequence[float], middle: float) -> float:
+    """Standard error of the median over it: 1.25 deviations over the root of n, by the middle four fifths."""
+    ordered = sorted(seconds)
+    spread = (ordered[int(0.9 * (len(ordered) - 1))] - ordered[int(0.1 * (len(ordered) - 1))]) / 2.56
+    return 1.25 * spread / middle / math.sqrt(len(ordered))
+
+
+def _layers(found: Any) -> tuple[Layer, ...] | None:
+    if not isinstance(found, list) or not found:
+        return None
+    try:
+        layers = tuple(Layer(str(one["name"]), int(one["parameters"]), float(one["work"])) for one in found)
+    except (KeyError, TypeError, ValueError):
+        return None
+    good = all(layer.parameters > 0 and 0 <= layer.work <= 1 for layer in layers)
+    return layers if good else None
+
+
+def _number(value: Any) -> float:
+    """A number above 0, else 0."""
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    return float(value) if good else 0.0

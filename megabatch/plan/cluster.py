@@ -15,25 +15,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from megabatch.comm.calibration import Calibration
+from megabatch.comm.calibration import Calibration, predictions
+from megabatch.comm.phases import ALGORITHMS, phases
+from megabatch.comm.shape import GridShape
 from megabatch.errors import ConfigError, nearest
 from megabatch.plan.cluster_file import ClusterFile, parse_cluster
-from megabatch.plan.compute import ComputeTable, read_compute
-from megabatch.plan.edge import RATIO
-from megabatch.plan.quantity import Quantity
+from megabatch.plan.compute import ComputeTable, check_points
+from megabatch.plan.network import AllReduce, Network, price_curve
+from megabatch.plan.quantity import CERTAINTIES, Quantity
 
 __all__ = [
-    *(
-        "KNOBS",
-        "NETWORK_KNOBS",
-        "Cluster",
-        "Link",
-        "Network",
-        "cluster_names",
-        "cluster_of",
-        "load_cluster",
-        "load_cluster_file",
-    ),
+    *("KNOBS", "NETWORK_KNOBS", "Cluster", "LinkClass", "cluster_names", "cluster_text", "load_cluster"),
     "read_cluster",
 ]
 
@@ -47,30 +39,11 @@ _NOT_TOLD = Quantity(0.0, "unknown")
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LinkClass:
     """One class of links: the rate of one direction and the latency of passing it once."""
 
     bytes_per_second: Quantity
     latency_seconds: Quantity
-
-
-@dataclass(frozen=True, slots=True)
-class Network:
-    """The links alone, bytes per second and seconds: what the price of an all-reduce depends on.
-
-    collectives: what the backend's own all-reduce is taken for, "ring" or "tree". nodes_per_rack 0: one fabric.
-    """
-
-    workers_per_node: int
-    nodes_per_rack: int
-    worker_rate: float
-    worker_latency: float
-    nic_rate: float
-    nic_latency: float
-    rack_rate: float
-    rack_latency: float
-    software_latency: float
-    collectives: str
 
 
 @dataclass(frozen=True)
@@ -90,13 +63,13 @@ class Cluster:
     backend: str
     collectives: str
     workers_per_node: int
-    worker: Link
-    nic: Link
+    worker: LinkClass
+    nic: LinkClass
     software_latency_seconds: Quantity
     compute: ComputeTable
     num_nodes: int = 0
     nodes_per_rack: int = 0
-    rack: Link | None = None
+    rack: LinkClass | None = None
     straggler_deviation: Quantity = field(default=Quantity(0.01, "assumed"))
     jitter_seconds: Quantity = field(default=Quantity(0.0, "assumed"))
     straggler_ratios: tuple[float, ...] = ()
@@ -134,11 +107,6 @@ class Cluster:
         return tuple(words for words, quantity in parts.items() if quantity in (None, _NOT_TOLD))
 
     @cached_property
-    def kept(self) -> dict[tuple[object, ...], object]:
-        """Prices already worked out for this cluster; a changed one starts anew."""
-        return {}
-
-    @cached_property
     def network(self) -> Network:
         """The links as plain numbers."""
         rack = self.rack
@@ -155,6 +123,28 @@ class Cluster:
             collectives=self.collectives,
         )
 
+    def all_reduce(self, algorithm: str, shape: GridShape, message_bytes: float) -> AllReduce:
+        """The price of one message on the grid `shape`, whose ranks fill the nodes of the cluster in order.
+
+        Raises:
+            ConfigError: the algorithm is unknown, or the cluster's measurement says nothing about this grid.
+        """
+        if self.calibration is None:
+            return price_curve(self.network, algorithm, shape).at(message_bytes)
+        if algorithm not in ALGORITHMS:
+            phases(algorithm, shape)  # says which are known
+        whole, tiny = (
+            {one.algorithm: one.seconds for one in predictions(self.calibration, shape, size)}
+            for size in (message_bytes, 1)
+        )
+        if algorithm not in whole:
+            raise ConfigError(
+                f"the measured grid {self.calibration.grid} says nothing about '{algorithm}' on {self.backend}; choose "
+                f"one of {', '.join(sorted(whole))}"
+            )
+        latency = min(whole[algorithm], tiny[algorithm])
+        return AllReduce(whole[algorithm], {"latency": latency, "NIC": whole[algorithm] - latency})
+
     def check_holds(self, world_size: int) -> None:
         """Raise `ConfigError` when the workers do not fit."""
         if world_size < 1:
@@ -164,7 +154,6 @@ class Cluster:
                 f"{world_size:,} workers asked for but cluster '{self.name}' holds {self.max_workers:,} "
                 f"({self.num_nodes:,} nodes x {self.workers_per_node}); ask for fewer, or describe a larger cluster"
             )
-
         if self.measured_here and world_size > self.measured_workers > 0:
             raise ConfigError(
                 f"{world_size:,} workers asked for, but the step times of this machine were measured with "
@@ -223,104 +212,84 @@ def cluster_names() -> list[str]:
 
 def load_cluster(name: str) -> Cluster:
     """Read a shipped cluster by name, or a TOML file."""
-    return cluster_of(load_cluster_file(name))
+    return read_cluster(*cluster_text(name))
 
 
-def load_cluster_file(name: str) -> ClusterFile:
-    """The tables of a shipped cluster, or of a TOML file."""
+def cluster_text(name: str) -> tuple[str, str]:
+    """The text of a shipped cluster, or of a TOML file, and what errors call it."""
     path = Path(name) if name.endswith(".toml") else CLUSTERS / f"{name}.toml"
     if not name.endswith(".toml") and name not in cluster_names():
         hint = nearest(name, cluster_names()) or f"; known: {', '.join(cluster_names())}"
         raise ConfigError(f"unknown cluster '{name}'{hint}; or give a TOML file, see docs/planning.md")
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8"), f"cluster file '{path.name}'"
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not text"
         raise ConfigError(f"cluster file '{name}' cannot be read ({reason}); give a TOML file") from None
-    return parse_cluster(text, f"cluster file '{path.name}'")
 
 
 def read_cluster(text: str, source: str) -> Cluster:
-    """Read the text of a cluster file; `source` names it in errors."""
-    return cluster_of(parse_cluster(text, source))
-
-
-def cluster_of(file: ClusterFile) -> Cluster:
-    """The cluster that a file describes.
+    """The cluster that the text of a file describes; `source` names the file in errors.
 
     Raises:
         ConfigError: a key that is unknown or lacks its unit, or a value that cannot be.
     """
-    has_racks = "rack" in file.section("link")
-    nodes_per_rack = file.count("nodes_per_rack") if has_racks else 0
+    file = parse_cluster(text, source)
+    nic, rack = file.link.nic, file.link.rack
+    # What the NICs of a node could send together, before protocols take their part.
+    line_rate = nic.rate.by(nic.count_per_node) if nic.count_per_node else nic.rate
+    uplinks = None
+    if rack is not None:
+        over = rack.oversubscription
+        rate = rack.rate or (line_rate.times(file.nodes_per_rack).over(over) if over else None)
+        assert rate is not None  # `parse_cluster` has seen to it
+        uplinks = LinkClass(rate, rack.latency)
     return Cluster(
-        name=file.text("", "name", file.source),
-        title=file.text("", "title"),
-        accelerator=file.text("", "accelerator"),
-        backend=file.choice("", "backend", ("nccl", "gloo")),
-        collectives=file.choice("software", "collectives", ("ring", "tree")),
-        workers_per_node=file.count("workers_per_node"),
-        num_nodes=file.count("num_nodes", optional=True),
-        nodes_per_rack=nodes_per_rack,
-        worker=Link(file.need("link.worker", "rate"), file.need("link.worker", "latency")),
-        nic=_read_nic(file),
-        rack=_read_rack(file, nodes_per_rack) if has_racks else None,
-        software_latency_seconds=file.need("software", "latency"),
-        compute=_read_compute(file),
-        straggler_deviation=file.find("straggler", "relative_deviation") or Quantity(0.01, "assumed"),
-        jitter_seconds=file.find("straggler", "deviation") or Quantity(0.0, "assumed"),
-        straggler_ratios=file.list_of_numbers("straggler", "measured_ratios", RATIO),
-        loader_images_per_second=file.find("loader", "images_per_second_per_node"),
-        initialisation_seconds=file.find("start", "initialisation") or _NOT_TOLD,
-        first_steps_seconds=file.find("start", "first_steps") or _NOT_TOLD,
-        price_per_node_hour=file.find("price", "per_node_hour"),
-        currency=file.text("price", "currency"),
-        node_mtbf_seconds=file.find("failures", "node_mtbf"),
-        checkpoint_seconds=file.find("failures", "checkpoint") or Quantity(20.0, "assumed"),
-        restart_seconds=file.find("failures", "restart") or Quantity(300.0, "assumed"),
-        measured_here=file.switch("measured_here"),
+        name=file.name or source,
+        title=file.title,
+        accelerator=file.accelerator,
+        backend=file.backend,
+        collectives=file.software.collectives,
+        workers_per_node=file.workers_per_node,
+        num_nodes=file.num_nodes,
+        nodes_per_rack=file.nodes_per_rack if rack else 0,
+        worker=LinkClass(file.link.worker.rate, file.link.worker.latency),
+        nic=LinkClass(line_rate.by(nic.efficiency) if nic.efficiency else line_rate, nic.latency),
+        rack=uplinks,
+        software_latency_seconds=file.software.latency,
+        compute=_compute_table(file, source),
+        straggler_deviation=file.straggler.relative_deviation,
+        jitter_seconds=file.straggler.deviation,
+        straggler_ratios=file.straggler.measured_ratios,
+        loader_images_per_second=file.loader.images_per_second_per_node,
+        initialisation_seconds=file.start.initialisation or _NOT_TOLD,
+        first_steps_seconds=file.start.first_steps or _NOT_TOLD,
+        price_per_node_hour=file.price.per_node_hour,
+        currency=file.price.currency,
+        node_mtbf_seconds=file.failures.node_mtbf,
+        checkpoint_seconds=file.failures.checkpoint,
+        restart_seconds=file.failures.restart,
+        measured_here=file.measured_here,
     )
 
 
-def _read_nic(file: ClusterFile) -> Link:
-    """All NICs of a node as one link, as the ranks of a node share them evenly."""
-    rate, efficiency = _line_rate(file), file.find("link.nic", "efficiency")
-    return Link(rate.by(efficiency) if efficiency else rate, file.need("link.nic", "latency"))
+def _compute_table(file: ClusterFile, source: str) -> ComputeTable:
+    """The step times of a file; the least certain speaks for all. Those of the machine at hand are measured."""
+    if file.compute is None:
+        return ComputeTable("", ())
+    steps = file.compute.steps(source)
+    points = tuple((float(batch), one.value) for batch, one in sorted(steps.items()))
+    check_points(points, source)
+    certainty = max((one.certainty for one in steps.values()), key=lambda name: CERTAINTIES[name])
+    return ComputeTable(file.compute.model, points, certainty, file.compute.source, file.compute.backward_share)
 
 
-def _read_rack(file: ClusterFile, nodes_per_rack: int) -> Link:
-    """The uplinks of one rack as one link: given, or the line rate of its NICs over the oversubscription."""
-    latency, given = file.need("link.rack", "latency"), file.find("link.rack", "rate")
-    over = file.find("link.rack", "oversubscription")
-    if over is not None and given is not None:
-        raise ConfigError(f"[link.rack] of {file.source} has both a rate and an oversubscription; give one of them")
-    if over is None:
-        return Link(given or file.need("link.rack", "rate"), latency)
-    return Link(_line_rate(file).times(nodes_per_rack).over(over), latency)
+def _faster(link: LinkClass, factor: float) -> LinkClass:
+    return LinkClass(link.bytes_per_second.times(factor), link.latency_seconds)
 
 
-def _line_rate(file: ClusterFile) -> Quantity:
-    """What the NICs of a node could send together, before protocols take their part."""
-    rate, count = file.need("link.nic", "rate"), file.find("link.nic", "count_per_node")
-    return rate.by(count) if count else rate
-
-
-def _read_compute(file: ClusterFile) -> ComputeTable:
-    has_table = "compute" in file.section("")
-    if not file.switch("measured_here"):
-        return read_compute(file.section("compute") if has_table else None, file.source)
-    if has_table:
-        raise ConfigError(f"{file.source} has both measured_here and step times in [compute]; give one of them")
-    # The step times of this very machine are not in the file: they come from a measurement.
-    return ComputeTable("", ())
-
-
-def _faster(link: Link, factor: float) -> Link:
-    return Link(link.bytes_per_second.times(factor), link.latency_seconds)
-
-
-def _slower(link: Link, factor: float) -> Link:
-    return Link(link.bytes_per_second, link.latency_seconds.times(factor))
+def _slower(link: LinkClass, factor: float) -> LinkClass:
+    return LinkClass(link.bytes_per_second, link.latency_seconds.times(factor))
 
 
 def _scattered(ratios: tuple[float, ...], factor: float) -> tuple[float, ...]:

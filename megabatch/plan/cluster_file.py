@@ -1,4 +1,4 @@
-"""Cluster files as tables: which keys there are, their units, and the span in which each number can be.
+"""Cluster files: which sections and keys there are, their units, and the bounds in which each number can be.
 
 Units are in the key names: `latency_microseconds` and `latency_milliseconds` are both the latency of their section.
 Bits and bytes are told apart here and nowhere else: what comes out is bytes and seconds.
@@ -6,27 +6,33 @@ Bits and bytes are told apart here and nowhere else: what comes out is bytes and
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, model_validator
 
 from megabatch.errors import ConfigError, nearest
-from megabatch.plan import edge
-from megabatch.plan.edge import Span, plain_text, shown
-from megabatch.plan.quantity import Quantity, read_quantity
+from megabatch.plan import quantity
+from megabatch.plan.compute import BACKWARD_SHARE
+from megabatch.plan.quantity import BATCH, COUNT, RATIO, STEP, Bounds, Quantity, read_quantity, shown
 
 __all__ = ["ClusterFile", "parse_cluster"]
 
 _RATES = {"gigabits_per_second": 1e9 / 8, "gigabytes_per_second": 1e9, "bytes_per_second": 1.0}
 _TIMES = {"microseconds": 1e-6, "milliseconds": 1e-3, "seconds": 1.0, "hours": 3600.0}
+_WITHOUT_UNIT = ("rate", "bandwidth", "speed", "latency")
+"""What people write for a key whose unit is missing."""
+_EXAMPLE = 'milliseconds_by_local_batch = { "32" = 50.0, "64" = 98.0 }'
 
 
 @dataclass(frozen=True, slots=True)
 class _Number:
     """A number of a section. units: what the key's name may end in; none for a plain number."""
 
-    span: Span
+    bounds: Bounds
     units: Mapping[str, float] = field(default_factory=dict)
 
     def keys(self, stem: str) -> dict[str, float]:
@@ -36,155 +42,238 @@ class _Number:
         return {unit if stem == "rate" else f"{stem}_{unit}": factor for unit, factor in self.units.items()}
 
 
-_RATE = _Number(edge.RATE, _RATES)
-_LATENCY = _Number(edge.LATENCY, _TIMES)
-_DURATION = _Number(edge.DURATION, _TIMES)
+def _text(value: object) -> str:
+    if isinstance(value, str) and quantity.is_plain(value):
+        return value
+    raise ValueError(f"is {shown(value)}; give text on one line, in quotes, without control characters")
 
-_NUMBERS: Mapping[str, Mapping[str, _Number]] = {
-    "": {},
-    "link.worker": {"latency": _LATENCY, "rate": _RATE},
-    "link.nic": {
-        "latency": _LATENCY,
-        "rate": _RATE,
-        "count_per_node": _Number(Span(0.01, 1e4)),  # nodes may share one
-        "efficiency": _Number(edge.SHARE),
-    },
-    "link.rack": {"latency": _LATENCY, "rate": _RATE, "oversubscription": _Number(edge.OVERSUBSCRIPTION)},
-    "software": {"latency": _LATENCY},
-    "straggler": {"relative_deviation": _Number(edge.SCATTER), "deviation": _LATENCY},
-    "loader": {"images_per_second_per_node": _Number(Span(1e-3, 1e12))},
-    "start": {"initialisation": _DURATION, "first_steps": _DURATION},
-    "price": {"per_node_hour": _Number(edge.PRICE)},
-    "failures": {
-        "node_mtbf": _Number(edge.MTBF, _TIMES),
-        "checkpoint": _Number(edge.CHECKPOINT, _TIMES),
-        "restart": _DURATION,
-    },
-}
-_OTHER_KEYS: Mapping[str, tuple[str, ...]] = {
-    "": ("name", "title", "accelerator", "backend", "num_nodes", "workers_per_node", "nodes_per_rack", "measured_here"),
-    "software": ("collectives",),
-    "straggler": ("measured_ratios",),
-    "price": ("currency",),
-}
-"""Keys that hold something else than a number with its source."""
-_WITHOUT_UNIT = ("rate", "bandwidth", "speed", "latency")
-"""What people write for a key whose unit is missing."""
+
+def _switch(value: object) -> object:
+    if not isinstance(value, bool):
+        raise ValueError(f"is {shown(value)}; give true or false")
+    return value
+
+
+def _ratios(value: object) -> object:
+    if not isinstance(value, list) or len(value) < 2:
+        raise ValueError(f"is {shown(value)}; give a list of at least 2 numbers")
+    for one in value:
+        if needed := RATIO.why_not(one):
+            raise ValueError(f"holds {shown(one)}; {needed}")
+    return value
+
+
+def _steps(value: object) -> object:
+    if not isinstance(value, Mapping) or not value:
+        raise ValueError(f'is {shown(value)}; give at least one batch and its step, such as {{ "32" = 50.0 }}')
+    return value
+
+
+Text = Annotated[str, BeforeValidator(_text)]
+Count = Annotated[int, BeforeValidator(COUNT.check)]
+_RATE, _LATENCY = _Number(quantity.RATE, _RATES), _Number(quantity.LATENCY, _TIMES)
+_DURATION = _Number(quantity.DURATION, _TIMES)
+Rate = Annotated[Quantity, _RATE]
+Latency = Annotated[Quantity, _LATENCY]
+
+
+class _Section(BaseModel):
+    """A table of the file. Numbers stand under keys with their unit, and become quantities in bytes and seconds."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_units(cls, table: Any, info: ValidationInfo) -> Any:
+        assert info.context is not None
+        source, section = info.context["source"], cls.model_config.get("title") or ""
+        if not isinstance(table, Mapping):
+            name = section.rpartition(".")[2]
+            raise ConfigError(
+                f"'{name}' of {source} is {shown(table)}, but a section is needed; write its keys below a line "
+                f"[{section}]"
+            )
+        cls._refuse_unknown(table, source, section)
+        # A section that is needed and not there is read as an empty one, which says what it lacks.
+        left: dict[str, Any] = {
+            name: {} for name, one in cls.model_fields.items() if one.is_required() and _is_section(one.annotation)
+        }
+        left |= table
+        for stem, number in cls._numbers():
+            keys = number.keys(stem)
+            present = [key for key in keys if key in table]
+            if len(present) > 1:
+                raise ConfigError(f"[{section}] of {source} has both {' and '.join(present)}; give one of them")
+            if present:
+                where = f"{section}.{present[0]} of {source}"
+                left[stem] = read_quantity(left.pop(present[0]), where, number.bounds, keys[present[0]])
+            elif cls.model_fields[stem].is_required():
+                raise ConfigError(f"[{section}] of {source} lacks its {stem}; give one of {', '.join(keys)}")
+        return left
+
+    @classmethod
+    def _numbers(cls) -> Iterator[tuple[str, _Number]]:
+        for stem, info in cls.model_fields.items():
+            yield from ((stem, one) for one in info.metadata if isinstance(one, _Number))
+
+    @classmethod
+    def _refuse_unknown(cls, table: Mapping[str, Any], source: str, section: str) -> None:
+        numbers = dict(cls._numbers())
+        plain = [name for name in cls.model_fields if name not in numbers]
+        known = [*plain, *(key for stem, number in numbers.items() for key in number.keys(stem))]
+        where = f"[{section}] of {source}" if section else source
+        for key in table:
+            if key in known:
+                continue
+            if section == "link":
+                raise ConfigError(f"link {shown(key)} of {source} is unknown; links are {', '.join(known)}")
+            if key in _WITHOUT_UNIT or key in numbers:
+                units = [name for name in known if name.startswith(f"{key}_")] or [n for n in known if n in _RATES]
+                raise ConfigError(f"{shown(key)} in {where} has no unit; write {' or '.join(units or known)}")
+            hint = nearest(key, known) or f"; known: {', '.join(known)}"
+            raise ConfigError(f"unknown key {shown(key)} in {where}{hint}")
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, _Section)
+
+
+class WorkerLinkSection(_Section, title="link.worker"):
+    rate: Rate
+    latency: Latency
+
+
+class NicSection(_Section, title="link.nic"):
+    rate: Rate
+    latency: Latency
+    count_per_node: Annotated[Quantity | None, _Number(Bounds(0.01, 1e4))] = None  # nodes may share one
+    efficiency: Annotated[Quantity | None, _Number(quantity.SHARE)] = None
+
+
+class RackSection(_Section, title="link.rack"):
+    latency: Latency
+    rate: Annotated[Quantity | None, _RATE] = None
+    oversubscription: Annotated[Quantity | None, _Number(quantity.OVERSUBSCRIPTION)] = None
+
+
+class LinksSection(_Section, title="link"):
+    worker: WorkerLinkSection
+    nic: NicSection
+    rack: RackSection | None = None
+
+
+class SoftwareSection(_Section, title="software"):
+    collectives: Literal["ring", "tree"] = "ring"
+    latency: Latency
+
+
+class ComputeSection(_Section, title="compute"):
+    """The `certainty` of the section holds for bare numbers."""
+
+    model: Text = "resnet50"
+    milliseconds_by_local_batch: Annotated[dict[str, Any], BeforeValidator(_steps)] = {}
+    certainty: Any = "given"
+    source: Text = ""
+    backward_share: Annotated[float, BeforeValidator(BACKWARD_SHARE.check)] = 2 / 3
+
+    def steps(self, file: str) -> dict[int, Quantity]:
+        """Seconds by local batch."""
+        found: dict[int, Quantity] = {}
+        usual = quantity.check_certainty(self.certainty, f"[compute] of {file}")
+        for text, entry in self.milliseconds_by_local_batch.items():
+            if not re.fullmatch("[0-9]{1,10}", text, re.ASCII) or BATCH.why_not(int(text)):
+                raise ConfigError(
+                    f"local batch {shown(text)} in [compute] of {file} is not a whole number above 0, at most "
+                    f"{BATCH.most:g}; write images in quotes"
+                )
+            if int(text) in found:
+                raise ConfigError(f"step times of {file} hold local batch {int(text)} twice; keep one of the two")
+            found[int(text)] = read_quantity(entry, f"step time of local batch {text} in {file}", STEP, 1e-3, usual)
+        return found
+
+
+class StragglerSection(_Section, title="straggler"):
+    relative_deviation: Annotated[Quantity, _Number(quantity.SCATTER)] = Quantity(0.01, "assumed")
+    deviation: Latency = Quantity(0.0, "assumed")
+    measured_ratios: Annotated[tuple[float, ...], BeforeValidator(_ratios)] = ()
+
+
+class LoaderSection(_Section, title="loader"):
+    images_per_second_per_node: Annotated[Quantity | None, _Number(Bounds(1e-3, 1e12))] = None
+
+
+class StartSection(_Section, title="start"):
+    initialisation: Annotated[Quantity | None, _DURATION] = None
+    first_steps: Annotated[Quantity | None, _DURATION] = None
+
+
+class PriceSection(_Section, title="price"):
+    currency: Text = ""
+    per_node_hour: Annotated[Quantity | None, _Number(quantity.PRICE)] = None
+
+
+class FailuresSection(_Section, title="failures"):
+    node_mtbf: Annotated[Quantity | None, _Number(quantity.MTBF, _TIMES)] = None
+    checkpoint: Annotated[Quantity, _Number(quantity.CHECKPOINT, _TIMES)] = Quantity(20.0, "assumed")
+    restart: Annotated[Quantity, _DURATION] = Quantity(300.0, "assumed")
+
+
+class ClusterFile(_Section):
+    """A whole file. `num_nodes` 0: as many as wanted."""
+
+    name: Text = ""
+    title: Text = ""
+    accelerator: Text = ""
+    backend: Literal["nccl", "gloo"] = "nccl"
+    num_nodes: Count = 0
+    workers_per_node: Count
+    nodes_per_rack: Count = 0
+    measured_here: Annotated[bool, BeforeValidator(_switch)] = False
+    link: LinksSection
+    software: SoftwareSection
+    compute: ComputeSection | None = None
+    straggler: StragglerSection = StragglerSection.model_construct()
+    loader: LoaderSection = LoaderSection.model_construct()
+    start: StartSection = StartSection.model_construct()
+    price: PriceSection = PriceSection.model_construct()
+    failures: FailuresSection = FailuresSection.model_construct()
 
 
 def parse_cluster(text: str, source: str) -> ClusterFile:
-    """Read TOML; `source` names it in errors."""
+    """Read TOML; `source` names it in errors.
+
+    Raises:
+        ConfigError: a key that is unknown or lacks its unit, or a value that cannot be.
+    """
     try:
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{source} is not valid TOML: {error}; mend that line") from None
-    return ClusterFile(table, source)
+        raise ConfigError(f"{source} is not valid TOML: {error}; fix that line") from None
+    try:
+        file = ClusterFile.model_validate(table, context={"source": source})
+    except ValidationError as error:
+        raise ConfigError(_one_line(error, source)) from None
+    if file.link.rack and not file.nodes_per_rack:
+        raise ConfigError(f"{source} lacks nodes_per_rack; add it above the first section, such as nodes_per_rack = 8")
+    if file.link.rack and file.link.rack.rate and file.link.rack.oversubscription:
+        raise ConfigError(f"[link.rack] of {source} has both a rate and an oversubscription; give one of them")
+    if file.link.rack and not (file.link.rack.rate or file.link.rack.oversubscription):
+        raise ConfigError(f"[link.rack] of {source} lacks its rate; give one of {', '.join(_RATES)}")
+    if file.measured_here and file.compute:
+        raise ConfigError(f"{source} has both measured_here and step times in [compute]; give one of them")
+    if not file.measured_here and not (file.compute and file.compute.milliseconds_by_local_batch):
+        raise ConfigError(f"{source} has no measured step times; add [compute] with model and {_EXAMPLE}")
+    return file
 
 
-class ClusterFile:
-    """Looks values up by section and stem (`latency`), whatever their unit; a key that is not known is refused."""
-
-    def __init__(self, table: Mapping[str, Any], source: str) -> None:
-        self._table, self.source = table, source
-        self._refuse_unknown()
-
-    def section(self, name: str) -> Mapping[str, Any]:
-        """The keys of a section, none when it is not there."""
-        table = self._table
-        for part in name.split(".") if name else []:
-            inner = table.get(part, {})
-            if not isinstance(inner, Mapping):
-                raise ConfigError(
-                    f"'{part}' of {self.source} is {shown(inner)}, but a section is needed; "
-                    f"write its keys below a line [{name}]"
-                )
-            table = inner
-        return table
-
-    def find(self, section: str, stem: str) -> Quantity | None:
-        """A number of a section in bytes per second, seconds or plain; None when it is not there."""
-        number, table = _NUMBERS[section][stem], self.section(section)
-        units = number.keys(stem)
-        present = [key for key in units if key in table]
-        if len(present) > 1:
-            raise ConfigError(f"[{section}] of {self.source} has both {' and '.join(present)}; give one of them")
-        if not present:
-            return None
-        return read_quantity(table[present[0]], self._where(section, present[0]), number.span, units[present[0]])
-
-    def need(self, section: str, stem: str) -> Quantity:
-        """The same, where the planner cannot do without."""
-        found = self.find(section, stem)
-        if found is None:
-            keys = ", ".join(_NUMBERS[section][stem].keys(stem))
-            raise ConfigError(f"[{section}] of {self.source} lacks its {stem}; give one of {keys}")
-        return found
-
-    def count(self, key: str, *, optional: bool = False) -> int:
-        """A whole number of the head of the file; 0 when it is `optional` and not there."""
-        if key not in self._table and not optional:
-            raise ConfigError(f"{self.source} lacks {key}; add it above the first section, such as {key} = 8")
-        value = self._table.get(key)
-        if value is not None and (needed := edge.COUNT.why_not(value)):
-            raise ConfigError(f"{key} of {self.source} is {shown(value)}; {needed}")
-        return int(value or 0)
-
-    def text(self, section: str, key: str, default: str = "") -> str:
-        return plain_text(self.section(section).get(key, default), self._where(section, key))
-
-    def choice(self, section: str, key: str, known: tuple[str, ...]) -> str:
-        """One of the known words; the first when the file does not say."""
-        value = self.section(section).get(key, known[0])
-        if value not in known:
-            raise ConfigError(f"{key} of {self.source} is {shown(value)}; choose one of {', '.join(known)}")
-        return str(value)
-
-    def switch(self, key: str) -> bool:
-        """A yes or no of the head of the file."""
-        value = self._table.get(key, False)
-        if not isinstance(value, bool):
-            raise ConfigError(f"{key} of {self.source} is {shown(value)}; give true or false")
-        return value
-
-    def list_of_numbers(self, section: str, key: str, span: Span) -> tuple[float, ...]:
-        """Bare numbers, at least 2; none when the key is not there."""
-        where, entry = self._where(section, key), self.section(section).get(key)
-        if entry is None:
-            return ()
-        if not isinstance(entry, list) or len(entry) < 2:
-            raise ConfigError(f"{where} is {shown(entry)}; give a list of at least 2 numbers")
-        for one in entry:
-            if needed := span.why_not(one):
-                raise ConfigError(f"{where} holds {shown(one)}; {needed}")
-        return tuple(float(one) for one in entry)
-
-    def _where(self, section: str, key: str) -> str:
-        return f"{section}.{key} of {self.source}" if section else f"{key} of {self.source}"
-
-    def _refuse_unknown(self) -> None:
-        links = [name.removeprefix("link.") for name in _NUMBERS if name.startswith("link.")]
-        for key in self.section("link"):
-            if key not in links:
-                raise ConfigError(f"link {shown(key)} of {self.source} is unknown; links are {', '.join(links)}")
-        sections = ["link", "compute", *(name for name in _NUMBERS if name and "." not in name)]
-        for name in sections:
-            self.section(name)
-        for name in _NUMBERS:
-            known = _known_keys(name)
-            for key in self.section(name):
-                if key not in known and not (name == "" and key in sections):
-                    self._complain(name, key, known if name else [*known, *sections])
-
-    def _complain(self, section: str, key: str, known: Iterable[str]) -> NoReturn:
-        where = f"[{section}] of {self.source}" if section else self.source
-        allowed = list(known)
-        if key in _WITHOUT_UNIT or key in _NUMBERS[section]:
-            units = [name for name in allowed if name.startswith(f"{key}_")] or [n for n in allowed if n in _RATES]
-            raise ConfigError(f"{shown(key)} in {where} has no unit; write {' or '.join(units or allowed)}")
-        hint = nearest(key, allowed) or f"; known: {', '.join(allowed)}"
-        raise ConfigError(f"unknown key {shown(key)} in {where}{hint}")
-
-
-def _known_keys(section: str) -> list[str]:
-    numbers = [key for stem, number in _NUMBERS[section].items() for key in number.keys(stem)]
-    return [*_OTHER_KEYS.get(section, ()), *numbers]
+def _one_line(error: ValidationError, source: str) -> str:
+    """The first complaint of pydantic in our words: given, needed, what to do."""
+    first = error.errors()[0]
+    key = ".".join(map(str, first["loc"]))
+    where = f"{key} of {source}"
+    if first["type"] == "missing":
+        return f"{source} lacks {key}; add it above the first section, such as {key} = 8"
+    if first["type"] == "literal_error":
+        known = ", ".join(re.findall(r"'(\w+)'", first["ctx"]["expected"]))
+        return f"{where} is {shown(first['input'])}; choose one of {known}"
+    return f"{where} {first['msg'].removeprefix('Value error, ')}"

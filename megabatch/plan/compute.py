@@ -1,37 +1,65 @@
-"""Seconds that one worker computes for a local batch, from a measured table; extrapolated only with a warning.
+"""How long workers compute: one of them for a local batch, from a measured table, and the slowest of N of them.
 
 Between the batches of the table the time is interpolated linearly. Outside, the line through the two nearest points
 goes on, but never below the share of images: a smaller batch cannot make a single image faster than the best
 one measured. From a lone point the fixed part of a step (kernel launches, optimizer) is taken as 2 % of it.
+The largest error in predicting published systems was compute at small local batches (docs/results/planning.md), not
+the network: a batch outside the table widens the interval by 4 % for every doubling, and says so.
 
-`deviation` is the relative standard deviation of the answer: what the certainty of the table gives, and 4 % more
-for every doubling outside of it. The largest error in predicting published systems was compute at small local
-batches (docs/results/planning.md), not the network.
+Tables come from cluster files, from runs, and from the JSON file that `megabatch bench step` writes:
+
+    {"megabatch_step_times": 1, "model": "resnet8", "device": "cpu", "threads": 1, "backward_share": 0.64,
+     "layers": [{"name": "conv1", "parameters": 176, "work": 0.01}, ...],
+     "rows": [{"local_batch": 64, "seconds": 0.11, "deviation": 0.02, "iterations": 20}, ...], "versions": {...}}
+
+`work` is a layer's part of the backward pass, by multiply-adds; `deviation` is the relative scatter of the steps,
+by the distance between the 10th and the 90th percentile, so that a single hiccup does not decide it.
+
+Every step waits for the slowest worker. Workers whose times scatter around a mean with deviation s finish together at
+mean + s * m(N), where m(N) is the expected largest of N standard normal draws. The textbook sqrt(2 ln N) overstates it;
+for N > 4096 the refined form of extreme-value theory is used, below that the integral itself:
+
+    m(N) = r - (ln ln N + ln 4 pi) / (2 r) + 0.5772 / r,      r = sqrt(2 ln N)
+
+A heavy tail matters more than s does: with Student-t(3) noise of the same deviation m is 8 instead of 3.2 at N = 1024.
+So measured times, where there are any, replace the normal law: `empirical_maximum`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
-from megabatch.errors import ConfigError
-from megabatch.plan.edge import BATCH, STEP, Span, plain_text, shown
-from megabatch.plan.quantity import CERTAINTIES, check_certainty, read_quantity
+import numpy as np
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as checked_dataclass
 
-__all__ = ["BACKWARD_SHARE", "FIXED_SHARE", "ComputeTable", "check_points", "read_compute"]
+from megabatch.errors import ConfigError, DataError
+from megabatch.plan.quantity import BATCH, CERTAINTIES, COUNT, SCATTER, STEP, Bounds, is_plain, shown
+from megabatch.plan.workload import Layer
 
-FIXED_SHARE = 0.02
-"""Part of a one-node step at a large batch that does not depend on the batch, where nothing else is known."""
+__all__ = [
+    *("BACKWARD_SHARE", "ComputeTable", "StepRow", "StepTimes", "check_points", "empirical_maximum"),
+    *("expected_maximum", "step_times_from_data", "step_times_text"),
+]
 
-BACKWARD_SHARE = Span(0.01, 0.99)
+BACKWARD_SHARE = Bounds(0.01, 0.99)
 """What part of a step the backward pass can be."""
 
+_FIXED_SHARE = 0.02
+"""Part of a one-node step at a large batch that does not depend on the batch, where nothing else is known."""
 _PER_DOUBLING = 0.04
+_FORMAT = 1
+_EULER = 0.5772156649015329
+_EXACT_UP_TO = 4096
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,89 +91,40 @@ class ComputeTable:
 
     def times(self, factor: float) -> ComputeTable:
         """The same worker, slower by `factor`."""
-        points = tuple((batch, seconds * factor) for batch, seconds in self.points)
-        return dataclasses.replace(self, points=points)
+        return dataclasses.replace(self, points=tuple((batch, seconds * factor) for batch, seconds in self.points))
 
     def seconds(self, local_batch: float) -> float:
         """Seconds of one step with `local_batch` images."""
-        low, high = self._bracket(local_batch)
-        (b0, t0), (b1, t1) = low, high
+        (b0, t0), (b1, t1) = self._bracket(local_batch)
         line = t0 + (t1 - t0) * (local_batch - b0) / (b1 - b0)
         if self.batches[0] <= local_batch <= self.batches[1]:
             return line
         least_per_image = min(seconds / batch for batch, seconds in self.points)
-        return max(line, (1 - FIXED_SHARE) * least_per_image * local_batch)
-
-    def doublings_outside(self, local_batch: float) -> float:
-        """How far outside the table, in powers of two; 0 inside."""
-        least, most = self.batches
-        return max(0.0, math.log2(least / local_batch), math.log2(local_batch / most))
+        return max(line, (1 - _FIXED_SHARE) * least_per_image * local_batch)
 
     def deviation(self, local_batch: float) -> float:
         """Relative standard deviation that extrapolation adds; 0 inside the table."""
-        return _PER_DOUBLING * self.doublings_outside(local_batch)
+        return _PER_DOUBLING * self._doublings_outside(local_batch)
 
     def warnings(self, local_batch: float) -> list[str]:
         """What to tell a person about this local batch."""
-        if self.doublings_outside(local_batch) < 0.01:
+        if self._doublings_outside(local_batch) < 0.01:
             return []
         least, most = self.batches
         known = f"{least:g}" if least == most else f"{least:g} to {most:g}"
         return [f"ghost batch {local_batch:g} is outside the measured table ({known}): compute time is extrapolated"]
 
+    def _doublings_outside(self, local_batch: float) -> float:
+        least, most = self.batches
+        return max(0.0, math.log2(least / local_batch), math.log2(local_batch / most))
+
     def _bracket(self, local_batch: float) -> tuple[tuple[float, float], tuple[float, float]]:
         if len(self.points) == 1:
             batch, seconds = self.points[0]
-            return (0.0, FIXED_SHARE * seconds), (batch, seconds)
+            return (0.0, _FIXED_SHARE * seconds), (batch, seconds)
         above = next((i for i, (batch, _) in enumerate(self.points) if batch >= local_batch), len(self.points) - 1)
         above = max(1, above)
         return self.points[above - 1], self.points[above]
-
-
-def read_compute(table: Any, source: str) -> ComputeTable:
-    """Read the [compute] table of a cluster file: `model`, `milliseconds_by_local_batch = { "32" = 50.0 }`.
-
-    The `certainty` of the table holds for bare numbers; the least certain step time speaks for all.
-    """
-    if not isinstance(table, Mapping) or "milliseconds_by_local_batch" not in table:
-        raise ConfigError(
-            f"{source} has no measured step times; add [compute] with model and "
-            'milliseconds_by_local_batch = { "32" = 50.0, "64" = 98.0 }'
-        )
-    rows = table["milliseconds_by_local_batch"]
-    if not isinstance(rows, Mapping) or not rows:
-        raise ConfigError(
-            f"compute.milliseconds_by_local_batch of {source} is {shown(rows)}; "
-            'give at least one batch and its step, such as { "32" = 50.0 }'
-        )
-    known = {"model", "milliseconds_by_local_batch", "certainty", "source", "backward_share"}
-    if unknown := set(table) - known:
-        raise ConfigError(
-            f"[compute] of {source} has unknown keys {', '.join(map(shown, sorted(unknown)))}; "
-            f"known: {', '.join(sorted(known))}"
-        )
-    usual = check_certainty(table.get("certainty", "given"), f"[compute] of {source}")
-    points, certainties = [], []
-    for batch_text, entry in rows.items():
-        if not re.fullmatch("[0-9]{1,10}", batch_text, re.ASCII) or BATCH.why_not(int(batch_text)):
-            raise ConfigError(
-                f"local batch {shown(batch_text)} in [compute] of {source} is not a whole number above 0, at most "
-                f"{BATCH.most:g}; write images in quotes"
-            )
-        step = read_quantity(entry, f"step time of local batch {batch_text} in {source}", STEP, 1e-3, usual)
-        points.append((float(batch_text), step.value))
-        certainties.append(step.certainty)
-    check_points(points, source)
-    share = table.get("backward_share", 2 / 3)
-    if needed := BACKWARD_SHARE.why_not(share):
-        raise ConfigError(f"compute.backward_share of {source} is {shown(share)}; {needed}")
-    return ComputeTable(
-        model=plain_text(table.get("model", "resnet50"), f"compute.model of {source}"),
-        points=tuple(sorted(points)),
-        certainty=max(certainties, key=lambda name: CERTAINTIES[name]),
-        source=plain_text(table.get("source", ""), f"compute.source of {source}"),
-        backward_share=float(share),
-    )
 
 
 def check_points(points: Sequence[tuple[float, float]], source: str, tolerance: float = 0.0) -> None:
@@ -158,3 +137,132 @@ def check_points(points: Sequence[tuple[float, float]], source: str, tolerance: 
                 f"step times of {source} contradict each other: {b1:g} images in {1e3 * t1:g} ms, "
                 f"but {b0:g} in {1e3 * t0:g} ms; measure again"
             )
+
+
+def _within(bounds: Bounds, **changed: Any) -> BeforeValidator:
+    return BeforeValidator(dataclasses.replace(bounds, **changed).check)
+
+
+def _name(value: object) -> object:
+    if not isinstance(value, str) or not is_plain(value):
+        raise ValueError(f"is {shown(value)}, no name")
+    return value
+
+
+Name = Annotated[str, BeforeValidator(_name)]
+
+
+@checked_dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
+class StepRow:
+    """The median step of one local batch."""
+
+    local_batch: Annotated[int, _within(BATCH, whole=True)]
+    seconds: Annotated[float, _within(STEP)]
+    deviation: Annotated[float, _within(SCATTER, least=0.0)]
+    iterations: Annotated[int, _within(COUNT)]
+
+
+def _by_batch(rows: tuple[StepRow, ...]) -> tuple[StepRow, ...]:
+    return tuple(sorted(rows, key=lambda row: row.local_batch))
+
+
+@checked_dataclass(frozen=True)
+class StepTimes:
+    """What one worker of this machine takes for one network.
+
+    image_size, workers: pixels a side, and how many computed at the same time; 0 in files that do not tell.
+    """
+
+    model: Name
+    device: Name
+    threads: Annotated[int, _within(COUNT)]
+    backward_share: Annotated[float, _within(BACKWARD_SHARE)]
+    layers: tuple[Layer, ...]
+    rows: Annotated[tuple[StepRow, ...], AfterValidator(_by_batch)]
+    versions: dict[str, str] = field(default_factory=dict)
+    image_size: Annotated[int, _within(COUNT, or_zero=True)] = 0
+    workers: Annotated[int, _within(COUNT, or_zero=True)] = 0
+
+    def __post_init__(self) -> None:
+        if not self.rows or abs(sum(layer.work for layer in self.layers) - 1) > 0.01:
+            raise ValueError("rows are missing, or the work of the layers is not 1 in all")
+        if not all(0 <= layer.parameters <= 1e12 and 0 <= layer.work <= 1 for layer in self.layers):
+            raise ValueError("a layer has impossible parameters or work")
+
+    @property
+    def table(self) -> ComputeTable:
+        """As the planner wants it."""
+        points = tuple((float(row.local_batch), row.seconds) for row in self.rows)
+        # The standard error of a median of n is 1.25 deviations over the root of n.
+        noise = max(1.25 * row.deviation / math.sqrt(row.iterations) for row in self.rows)
+        return ComputeTable(
+            self.model, points, "measured", "megabatch bench step", self.backward_share, noise, self.image_size
+        )
+
+    @property
+    def deviation(self) -> float:
+        """The largest relative scatter of the rows."""
+        return max(row.deviation for row in self.rows)
+
+
+def step_times_text(times: StepTimes) -> str:
+    """The file's content; equal measurements give equal text."""
+    content = {"megabatch_step_times": _FORMAT, **asdict(times)}
+    content["versions"] = dict(sorted(times.versions.items()))
+    return json.dumps(content, indent=1) + "\n"
+
+
+def step_times_from_data(content: Mapping[str, Any], source: str) -> StepTimes:
+    """Read the parsed content of such a file; `source` names it in errors.
+
+    Raises:
+        ConfigError: another format, a damaged file, or times that fall with the batch by more than they are uncertain.
+    """
+    if content.get("megabatch_step_times") != _FORMAT:
+        raise ConfigError(f"{source} has another format than this version writes ({_FORMAT}); measure again")
+    told = {key: value for key, value in content.items() if key != "megabatch_step_times"}
+    try:
+        times = TypeAdapter(StepTimes).validate_python(told)
+    except ValidationError as error:
+        first = error.errors()[0]
+        reason = f"{'.'.join(map(str, first['loc']))} {first['msg'].removeprefix('Value error, ')}".strip()
+        raise ConfigError(f"{source} is damaged ({reason}); measure again with `megabatch bench step`") from None
+    check_points(times.table.points, source, tolerance=2 * times.table.relative_deviation)
+    return times
+
+
+@lru_cache(maxsize=4096)
+def expected_maximum(world_size: int) -> float:
+    """Expected largest of `world_size` standard normal draws; 0 for one worker."""
+    if world_size < 1:
+        raise DataError(f"{world_size} workers; the slowest of at least 1 is asked for")
+    if world_size == 1:
+        return 0.0
+    if world_size <= _EXACT_UP_TO:
+        # The integral of x d(Phi(x)^N), by the trapezium rule: exact to 1e-6 for what is asked here.
+        grid, phi, density = _normal_law()
+        return float(np.trapezoid(grid * world_size * phi ** (world_size - 1) * density, grid))
+    root = math.sqrt(2 * math.log(world_size))
+    return root - (math.log(math.log(world_size)) + math.log(4 * math.pi)) / (2 * root) + _EULER / root
+
+
+def empirical_maximum(times: Sequence[float], world_size: int) -> float:
+    """Expected largest of `world_size` draws from measured times.
+
+    The draws come from the measured ones, so the tail ends at the largest time seen: with fewer measurements than
+    workers the result is a lower bound.
+    """
+    if len(times) < 2:
+        raise DataError(f"{len(times)} measured times; the slowest worker needs at least 2 of them to be told")
+    rising = np.sort(np.asarray(times, dtype=np.float64))
+    if not np.all(np.isfinite(rising)) or rising[0] < 0:
+        raise DataError("measured times must be finite and not negative; remove the rows that are not")
+    at_most = (np.arange(len(rising) + 1) / len(rising)) ** world_size
+    return float(np.sum(rising * np.diff(at_most)))
+
+
+@lru_cache(maxsize=1)
+def _normal_law() -> tuple[Array, Array, Array]:
+    grid = np.linspace(-8.0, 8.0, 2001)
+    phi = 0.5 * (1 + np.array([math.erf(x / math.sqrt(2)) for x in grid]))
+    return grid, phi, np.exp(-(grid**2) / 2) / math.sqrt(2 * math.pi)

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from megabatch.errors import DataError
-from megabatch.plan.edge import EPOCHS, GLOBAL_BATCH_SIZE, Span, shown
+from megabatch.plan.quantity import EPOCHS, GLOBAL_BATCH_SIZE, Bounds, shown
 from megabatch.schedule.batch import BatchStages
 
 __all__ = ["ConvergenceLaw", "Epochs", "fit_law", "mlperf_law", "read_study"]
@@ -41,7 +41,7 @@ _POINTS = Path(__file__).parent / "data" / "convergence.csv"
 _EPOCH_KEYS = ("epochs_to_target", "epochs_mean", "epochs", "epoch")
 _BATCH_KEYS = ("global_batch_size", "global_batch_size_last", "train.global_batch_size", "gbs")
 _TOP1_KEYS = ("top1", "percent", "val_top1", "best_top1")
-_TOP1 = Span(0.0, 100.0)
+_TOP1 = Bounds(0.0, 100.0)
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -235,13 +235,13 @@ def read_study(path: str | Path, target: float | None) -> ConvergenceLaw:
     return fit_law(points, target or 0.0, f"study '{Path(path).name}'")
 
 
-def _cell(row: Mapping[str, str | None], key: str, span: Span, where: str) -> float:
+def _cell(row: Mapping[str, str | None], key: str, bounds: Bounds, where: str) -> float:
     text = row[key] or ""
     try:
         value = float(text)
     except ValueError:
         raise DataError(f"{where}: {key} is {shown(text)}; give a number") from None
-    if needed := span.why_not(value):
+    if needed := bounds.why_not(value):
         raise DataError(f"{where}: {key} is {shown(text)}; {needed}")
     return value
 

@@ -1,174 +1,100 @@
-"""The plan as an image: training time against cost, the front, the choice with its 80 % interval; and the parts
-of it.
+"""A plan as figures of the report: training time against cost with the front and the choice, and the parts of a step.
 
-Writes .svg, .png and the .csv behind them. matplotlib is imported here only, with its file-writing backend.
+`--figure front.svg` writes front.svg, front.png and front.csv, which holds every candidate with all its numbers, and
+the same three for front_parts.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import warnings
 from pathlib import Path
+from typing import Literal
 
-from megabatch.errors import ConfigError
 from megabatch.files import write_atomically
-from megabatch.plan.cluster import Cluster
-from megabatch.plan.planner import PlanResult
-from megabatch.plan.predict import Prediction
-from megabatch.plan.search import FLAT_ALGORITHMS
+from megabatch.plan.search import FLAT_ALGORITHMS, PlanResult
 from megabatch.plan.show import duration
-from megabatch.plan.workload import Workload
-from megabatch.report.figure import ALGORITHM_COLORS
+from megabatch.report.draw import write_figures
+from megabatch.report.figure import Axis, Figure, Series
 
-__all__ = ["draw_plan"]
+__all__ = ["draw_plan", "front_figure", "parts_figure"]
 
-_PARTS = ("compute", "exposed communication", "stragglers", "loader")
-_PART_COLOURS = ("#4c72b0", "#dd8452", "#c44e52", "#937860")
-
-
-def draw_plan(result: PlanResult, cluster: Cluster, workload: Workload, path: Path) -> None:
-    """Write `path` with the suffixes .svg, .png and .csv."""
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-        from matplotlib.ticker import FuncFormatter
-    except ImportError:
-        raise ConfigError("a figure needs matplotlib, which is not installed; pip install matplotlib") from None
-    stem = path.with_suffix("") if path.suffix in (".svg", ".png", ".csv") else path
-    money = result.chosen.cost is not None
-    unit = f"cost, {result.chosen.currency}" if money else "node hours"
-    with matplotlib.rc_context(
-        {"svg.hashsalt": "megabatch", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
-    ):
-        figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.6), width_ratios=(3, 2))
-        for name in dict.fromkeys(one.candidate.algorithm for one in result.candidates):
-            mine = [one for one in result.candidates if one.candidate.algorithm == name]
-            colour = ALGORITHM_COLORS.get(name, ("black", ""))[0]
-            # What is on the front lies above what it beats, however near.
-            for on_front, size, zorder in ((False, 16, 3), (True, 40, 4)):
-                dots = [one for one in mine if (one in result.front) == on_front]
-                left.scatter(
-                    [_bill(one) for one in dots], [_seconds(one) for one in dots], s=size, color=colour, zorder=zorder
-                )
-            left.scatter([], [], s=30, color=colour, label=name.replace("_", " "))
-        front = sorted(result.front, key=_bill)
-        left.plot(
-            [_bill(one) for one in front],
-            [_seconds(one) for one in front],
-            color="black",
-            linewidth=0.8,
-            linestyle=":",
-            label="neither faster nor cheaper exists",
-        )
-        for one in front:
-            left.annotate(
-                f"{one.candidate.workers:,}",
-                (_bill(one), one.training.middle),
-                textcoords="offset points",
-                xytext=(-4, -10),
-                ha="right",
-                fontsize=7,
-            )
-        chosen = result.chosen
-        left.errorbar(
-            [_bill(chosen)],
-            [chosen.training.middle],
-            yerr=[[chosen.training.middle - chosen.training.low], [chosen.training.high - chosen.training.middle]],
-            fmt="D",
-            color="#d62728",
-            capsize=4,
-            markersize=7,
-            label="chosen, 80 % interval",
-            zorder=5,
-        )
-        left.set(
-            xscale=_scale([_bill(one) for one in result.candidates]),
-            yscale=_scale([_seconds(one) for one in result.candidates]),
-            xlabel=f"{unit} (initialisation included)",
-            ylabel="training time, seconds",
-        )
-        for axis in (left.xaxis, left.yaxis):
-            axis.set_major_formatter(FuncFormatter(_plain))
-            axis.set_minor_formatter(FuncFormatter(_plain_minor))
-        left.grid(alpha=0.25, which="both")
-        left.legend(fontsize=7, frameon=False)
-        flat = chosen.candidate.algorithm in FLAT_ALGORITHMS
-        grid = "" if flat else f" {chosen.candidate.grid.text}"
-        left.set_title(
-            f"{workload.name} on {cluster.name}: {chosen.candidate.workers:,} workers, "
-            f"{chosen.candidate.algorithm}{grid}, {chosen.training.middle:,.0f} s",
-            loc="left",
-        )
-        shown = sorted(front, key=lambda one: one.candidate.workers)[-7:]
-        bottom = [0.0] * len(shown)
-        labels = [f"{one.candidate.workers:,}\n{duration(one.step.middle)}" for one in shown]
-        for part, colour in zip(_PARTS, _PART_COLOURS, strict=True):
-            heights = [100 * one.step_parts.get(part, 0.0) / one.step.middle for one in shown]
-            if any(heights):
-                right.bar(labels, heights, bottom=bottom, color=colour, label=part, width=0.7)
-                bottom = [below + height for below, height in zip(bottom, heights, strict=True)]
-        right.set(ylabel="per cent of a step", ylim=(0, 100), xlabel="workers, time of a step")
-        cut = f", {len(shown)} largest" if len(shown) < len(front) else ""
-        right.set_title(f"parts of a step, along the front{cut}", loc="left", pad=22)
-        right.tick_params(axis="x", labelsize=7)
-        right.legend(fontsize=7, frameon=False, ncols=4, loc="lower left", bbox_to_anchor=(-0.02, 1.0), borderpad=0)
-        figure.tight_layout()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a font without some glyph is no reason to stop
-            for suffix, metadata in ((".svg", {"Date": None}), (".png", {"Software": None})):
-                buffer = io.BytesIO()
-                figure.savefig(buffer, format=suffix[1:], dpi=140, metadata=metadata)
-                write_atomically(stem.with_suffix(suffix), buffer.getvalue())
-        pyplot.close(figure)
-    write_atomically(stem.with_suffix(".csv"), _table(result))
+_PARTS = {
+    "compute": "compute",
+    "exposed communication": "communication",
+    "stragglers": "noise",
+    "loader": "data",
+}
+"""The parts of a step, and the report's colour of each."""
+_MOST_BARS = 7
 
 
-def _scale(values: list[float]) -> str:
+def draw_plan(result: PlanResult, cluster: str, path: Path) -> None:
+    """Write `path` with the suffixes .svg, .png and .csv, and the parts of a step beside it."""
+    stem = path.stem if path.suffix in (".svg", ".png", ".csv") else path.name
+    write_figures([front_figure(result, cluster, stem), parts_figure(result, f"{stem}_parts")], path.parent)
+    write_atomically(path.parent / f"{stem}.csv", _table(result))
+
+
+def front_figure(result: PlanResult, cluster: str, key: str) -> Figure:
+    """Training time against cost: a dot a candidate, numbers of workers along the front."""
+    chosen, name = result.chosen, result.load.name
+    series = []
+    for algorithm in dict.fromkeys(one.candidate.algorithm for one in result.candidates):
+        mine = [one for one in result.candidates if one.candidate.algorithm == algorithm]
+        bills, seconds = tuple(one.bill.middle for one in mine), tuple(one.training.middle for one in mine)
+        label = algorithm.replace("_", " ")
+        series.append(Series(label, f"algorithm:{algorithm}", bills, seconds, "simulated", "points"))
+    front = sorted(result.front, key=lambda one: one.bill.middle)
+    bills, seconds = tuple(one.bill.middle for one in front), tuple(one.training.middle for one in front)
+    label = "neither faster nor cheaper exists"
+    series.append(Series(label, "ideal", bills, seconds, "simulated", dashed=True))
+    training = chosen.training
+    spread = ((chosen.bill.middle,), (training.middle,)), ((training.low,), (training.high,))
+    series.append(Series("chosen, 80 % interval", "validation", *spread[0], "simulated", "points", *spread[1]))
+    grid = "" if chosen.candidate.algorithm in FLAT_ALGORITHMS else f" {chosen.candidate.grid.text}"
+    title = (
+        f"{name} on {cluster}: {chosen.candidate.workers:,} workers, {chosen.candidate.algorithm}{grid}, "
+        f"{training.middle:,.0f} s"
+    )
+    unit = f"cost [{chosen.currency}]" if chosen.cost is not None else "node hours"
+    x = Axis(f"{unit}, initialisation included", _scale([one.bill.middle for one in result.candidates]))
+    y = Axis("training time [s]", _scale([one.training.middle for one in result.candidates]))
+    marks = tuple((one.bill.middle, f"{one.candidate.workers:,}") for one in front)
+    caption = f"Best of every number of workers and algorithm; {result.num_considered:,} candidates priced."
+    return Figure(key, title, caption, x, y, tuple(series), marks)
+
+
+def parts_figure(result: PlanResult, key: str) -> Figure:
+    """What a step consists of along the front, as parts of one."""
+    front = sorted(result.front, key=lambda one: one.candidate.workers)
+    drawn = front[-_MOST_BARS:]
+    labels = tuple(f"{one.candidate.workers:,}\n{duration(one.step.middle)}" for one in drawn)
+    series = []
+    for part, color in _PARTS.items():
+        heights = tuple(one.step_parts.get(part, 0.0) / one.step.middle for one in drawn)
+        if any(heights):
+            series.append(Series(part, color, labels, heights, "simulated", "bars", group="step"))
+    cut = f", {len(drawn)} largest" if len(drawn) < len(front) else ""
+    x, y = Axis("workers, time of a step", "category"), Axis("part of a step [%]", percent=True, from_zero=True)
+    return Figure(key, f"Parts of a step, along the front{cut}", "Predicted.", x, y, tuple(series))
+
+
+def _scale(values: list[float]) -> Literal["log", "linear"]:
     """Powers of ten need a few of them to show; near values do better without."""
     return "log" if max(values) > 5 * min(values) else "linear"
-
-
-def _plain(value: float, _position: int | None = None) -> str:
-    return f"{value:,.10g}"
-
-
-def _plain_minor(value: float, _position: int | None = None) -> str:
-    """Label 2 and 5 between the powers of ten; the rest would crowd."""
-    return f"{value:,.10g}" if f"{value:e}"[0] in "25" else ""
-
-
-def _seconds(one: Prediction) -> float:
-    return one.training.middle
-
-
-def _bill(one: Prediction) -> float:
-    return one.cost.middle if one.cost is not None else one.node_hours.middle
 
 
 def _table(result: PlanResult) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    head = ["workers", "algorithm", "grid", "bucket_mb", "batch", "step_seconds", "training_seconds", "training_low"]
+    head = ("workers", "algorithm", "grid", "bucket_mb", "batch", "step_seconds", "training_seconds", "training_low")
     writer.writerow([*head, "training_high", "node_hours", "cost", "front", "chosen"])
     for one in result.candidates:
-        writer.writerow(
-            [
-                one.candidate.workers,
-                one.candidate.algorithm,
-                one.candidate.grid.text,
-                one.candidate.bucket_mb,
-                one.batch,
-                f"{one.step.middle:.6g}",
-                f"{one.training.middle:.6g}",
-                f"{one.training.low:.6g}",
-                f"{one.training.high:.6g}",
-                f"{one.node_hours.middle:.6g}",
-                f"{one.cost.middle:.6g}" if one.cost else "",
-                int(one in result.front),
-                int(one is result.chosen),
-            ]
-        )
+        way = one.candidate
+        numbers = (one.step.middle, one.training.middle, one.training.low, one.training.high, one.node_hours.middle)
+        cost = f"{one.cost.middle:.6g}" if one.cost else ""
+        marks = (int(one in result.front), int(one is result.chosen))
+        row = (way.workers, way.algorithm, way.grid.text, way.bucket_mb, one.batch, *(f"{x:.6g}" for x in numbers))
+        writer.writerow([*row, cost, *marks])
     return text.getvalue()

@@ -1,8 +1,7 @@
-"""From what the user typed to an answer: reads the recipe, the cluster and the calibration, plans, prints, writes."""
+"""From what the user typed to a plan: reads the recipe, the cluster and the calibration, and searches."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from dataclasses import dataclass
@@ -11,27 +10,25 @@ from typing import Any
 
 from megabatch.comm.phases import ALGORITHMS
 from megabatch.comm.shape import parse_grid
-from megabatch.errors import ConfigError, MegabatchError, nearest
-from megabatch.files import write_atomically
+from megabatch.errors import ConfigError, nearest
+from megabatch.plan.calibrate import Evidence, gather
 from megabatch.plan.cluster import cluster_names, load_cluster
 from megabatch.plan.convergence import MLPERF_TARGET, ConvergenceLaw, mlperf_law, read_study
-from megabatch.plan.evidence import Evidence, gather
-from megabatch.plan.planfile import plan_as_data
-from megabatch.plan.planner import Goal, PlanResult, plan, worker_counts
-from megabatch.plan.search import Space
-from megabatch.plan.step_fit import fit_as_data
+from megabatch.plan.estimate import Estimator
+from megabatch.plan.fit import fit_as_data
+from megabatch.plan.plan_file import plan_as_data
+from megabatch.plan.search import Goal, PlanResult, Space, plan, worker_counts
 from megabatch.plan.workload import IMAGENET_TRAIN, Workload, workload_of
-from megabatch.recipes import load_config
-from megabatch.schedule.batch import BatchStages, parse_stages
+from megabatch.schedule.batch import parse_stages
 
-__all__ = ["Answer", "PlanRequest", "answer", "cluster_lines", "parse_duration", "run"]
+__all__ = ["Answer", "PlanRequest", "parse_duration", "run"]
 
 _UNITS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """The words after `megabatch plan`."""
+    """The words after `megabatch plan` that say what is planned."""
 
     recipe: str
     cluster: str
@@ -51,51 +48,29 @@ class PlanRequest:
     overrides: tuple[str, ...] = ()
     scale: str | None = None
     epochs: float | None = None
-    output: Path | None = None
-    figure: Path | None = None
-    as_json: bool = False
 
 
 @dataclass(frozen=True)
 class Answer:
     """A plan, and what it was made of."""
 
+    request: PlanRequest
     result: PlanResult
     evidence: Evidence
     workload: Workload
 
-
-def answer(request: PlanRequest) -> None:
-    """Plan and tell."""
-    found = run(request)
-    result, cluster, workload = found.result, found.evidence.cluster, found.workload
-    data = plan_as_data(
-        result,
-        cluster.name,
-        workload,
-        overrides=request.overrides,
-        scale=request.scale,
-        epochs=request.epochs,
-    )
-    data["calibration"] = {
-        "sources": list(found.evidence.sources),
-        "fit": fit_as_data(found.evidence.fit) if found.evidence.fit else None,
-    }
-    if request.output is not None:
-        _refuse_what_cannot_be_followed(data, request)
-        write_atomically(request.output, json.dumps(data, indent=1) + "\n")
-    if request.figure is not None:
-        from megabatch.plan.figure import draw_plan
-
-        draw_plan(result, cluster, workload, request.figure)
-    if request.as_json:
-        print(json.dumps(data))
-        return
-    from megabatch.plan.show import print_plan
-
-    print_plan(result, found.evidence, workload)
-    if request.output is not None:
-        print(f"plan written; follow it with  megabatch train {workload.name} --plan {request.output}")
+    def as_data(self) -> dict[str, Any]:
+        """What `--json` prints and `--output` writes."""
+        asked, fit = self.request, self.evidence.fit
+        data = plan_as_data(
+            self.result,
+            self.evidence.cluster.name,
+            overrides=asked.overrides,
+            scale=asked.scale,
+            epochs=asked.epochs,
+        )
+        sources = list(self.evidence.sources)
+        return data | {"calibration": {"sources": sources, "fit": fit_as_data(fit) if fit else None}}
 
 
 def run(request: PlanRequest) -> Answer:
@@ -112,23 +87,15 @@ def run(request: PlanRequest) -> Answer:
     workload = workload_of(
         request.recipe, list(request.overrides), evidence.layers, scale=request.scale, epochs=request.epochs
     )
-    batches: list[BatchStages] = [parse_stages(text) for text in request.batches]
+    batches = [parse_stages(text) for text in request.batches]
     result = plan(
-        evidence.cluster,
-        workload,
+        Estimator(evidence.cluster, workload, _law(request, workload), evidence.fit),
         worker_counts(evidence.cluster, request.workers),
         _goal(request),
         batches=batches,
         space=Space(request.algorithms, parse_grid(request.grid) if request.grid else None, request.bucket_mb),
-        law=_law(request, workload),
-        fit=evidence.fit,
     )
-    return Answer(result, evidence, workload)
-
-
-def cluster_lines() -> list[str]:
-    """The shipped clusters, one line each."""
-    return [f"{name:<14} {load_cluster(name).title}" for name in cluster_names()]
+    return Answer(request, result, evidence, workload)
 
 
 def parse_duration(text: str) -> float:
@@ -142,15 +109,6 @@ def parse_duration(text: str) -> float:
     if seconds <= 0:
         raise ConfigError(f"duration '{text}' is not above 0; write 90s, 10min or 2h")
     return seconds
-
-
-def _refuse_what_cannot_be_followed(data: dict[str, Any], request: PlanRequest) -> None:
-    """Read the settings of a plan as `megabatch train --plan` will; better now than on a cluster."""
-    settings = [f"{key}={json.dumps(value)}" for key, value in data["settings"].items()]
-    try:
-        load_config(request.recipe, [*data["overrides"], *settings], scale=data["scale"], epochs=data["epochs"])
-    except MegabatchError as error:
-        raise ConfigError(f"the plan could not be followed: {error}") from None
 
 
 def _goal(request: PlanRequest) -> Goal:

@@ -10,7 +10,14 @@ Needed are `N`, `local_b` (or `gbs`) and `step_ms`; the rest names the family an
 Where a row of an old round leaves N out, it is read from the system's name: `dgx1_n130` is 130 nodes of 8,
 `4xC4140` is 4 nodes, `2-nodes-16s` is 16 sockets. Where it leaves the nodes out, they are N over the workers of a
 node: `acc_per_node`, or those of a known chassis, else 8. Rows whose columns contradict one another are refused; one
-whose nodes do not hold its N workers is kept, with a remark.
+whose nodes do not hold its N workers is used, with a remark.
+
+Accelerators have one spelling, a generation and a kind, whatever people and result tables write:
+
+    'NVIDIA A100-SXM4-80GB (400W)'   a100-sxm-80gb   generation a100     gpu
+    system 'dgx2h_n96_ngc19.05'      dgx2h           generation v100     gpu
+    system 'tpu-v3-2048'             tpu-v3          generation tpu-v3   tpu
+    'Ascend 910 Pro A'               ascend-910-...  generation ascend910
 """
 
 from __future__ import annotations
@@ -24,10 +31,14 @@ from itertools import permutations
 from pathlib import Path
 
 from megabatch.errors import DataError
-from megabatch.plan.accelerator import CHASSIS, chassis_of, kind_of, spelled
-from megabatch.plan.edge import BATCH, COUNT, DURATION, EPOCHS, GLOBAL_BATCH_SIZE, STEP, Span, is_plain, shown
+from megabatch.plan.quantity import BATCH, COUNT, DURATION, EPOCHS, GLOBAL_BATCH_SIZE, STEP, Bounds, is_plain, shown
 
-__all__ = ["Row", "read_rows", "refuse_contradicting"]
+__all__ = [
+    *("UNKNOWN", "SystemRow", "choose_evidence", "generation", "kind_of", "read_rows", "refuse_contradicting"),
+    "spelled",
+]
+
+UNKNOWN = "unknown"
 
 _FRAMEWORK = re.compile(r"fjmxnet|mxnet|tensorflow|mindspore|paddlepaddle|pytorch|shampoo|jax|tf", re.IGNORECASE)
 _NODES = (re.compile(r"_n(\d{1,7})(?:_|$)"), re.compile(r"^(\d{1,7})x"), re.compile(r"^(\d{1,7})-nodes?"))
@@ -37,23 +48,32 @@ _USUAL_PER_NODE = 8
 _SAME_RUN = 0.05
 _CLEARLY_LESS, _MUCH_LESS = 0.95, 0.80
 _COUNT = dataclasses.replace(COUNT, or_zero=True)
-_SPANS: dict[str, tuple[Span, float]] = {
+_BOUNDS: dict[str, tuple[Bounds, float]] = {
     "nodes": (_COUNT, 1.0),
     "acc_per_node": (_COUNT, 1.0),
     "N": (_COUNT, 1.0),
     "gbs": (dataclasses.replace(GLOBAL_BATCH_SIZE, or_zero=True), 1.0),
     "local_b": (dataclasses.replace(BATCH, or_zero=True), 1.0),
-    "img_s": (Span(1e-6, 1e15, or_zero=True), 1.0),
+    "img_s": (Bounds(1e-6, 1e15, or_zero=True), 1.0),
     "step_ms": (STEP, 1e-3),
     "ttt_s": (DURATION, 1.0),
     "epochs": (dataclasses.replace(EPOCHS, or_zero=True), 1.0),
 }
 """What can be in a column, and its unit; 0 where the public tables mean that it is not told."""
+_CHASSIS = {
+    "dgx1": (8, "v100"),
+    "dgx2h": (16, "v100"),
+    "dgx2": (16, "v100"),
+    "dgxa100": (8, "a100"),
+    "dgxh100": (8, "h100"),
+}
+"""Machines that are families of their own: how many accelerators they hold, and of which generation."""
+_GPU = re.compile(r"[avhplbtk]\d{1,3}(?!\d|fx)|gh\d+|mi\d+|rtx|dgx|geforce|titan")
 _TEXTS = ("round", "org", "system", "division", "accel")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SystemRow:
     """One system: how long a step takes at a local batch on so many workers."""
 
     line: int
@@ -91,7 +111,7 @@ class Row:
         return f"{self.family.split(':')[0]} {self.stack.split(' ')[0]} {self.system}"
 
 
-def read_rows(path: str | Path) -> tuple[list[Row], list[str]]:
+def read_rows(path: str | Path) -> tuple[list[SystemRow], list[str]]:
     """The usable rows, and a sentence for each row that was left aside or is doubted.
 
     Raises:
@@ -109,7 +129,7 @@ def read_rows(path: str | Path) -> tuple[list[Row], list[str]]:
         raise DataError(
             f"'{path}' has columns {', '.join(sorted(columns)) or 'none'}; needed are N, step_ms and local_b or gbs"
         )
-    rows: list[Row] = []
+    rows: list[SystemRow] = []
     remarks: list[str] = []
     for line, raw in table:
         cells = {key: (value or "").strip() for key, value in raw.items() if key}
@@ -122,7 +142,7 @@ def read_rows(path: str | Path) -> tuple[list[Row], list[str]]:
     return rows, remarks
 
 
-def refuse_contradicting(rows: Sequence[Row], source: str | Path) -> None:
+def refuse_contradicting(rows: Sequence[SystemRow], source: str | Path) -> None:
     """Refuse rows of one family and stack that no law of step times can fit together.
 
     A worker with no fewer images among no fewer workers cannot be clearly faster: by more than 5 % where workers,
@@ -149,7 +169,68 @@ def refuse_contradicting(rows: Sequence[Row], source: str | Path) -> None:
             )
 
 
-def _read_row(cells: dict[str, str], line: int, where: str) -> tuple[Row | None, str]:
+def _chassis_of(system: str) -> str:
+    """The known machine that a system's name begins with; empty when there is none."""
+    return next((name for name in _CHASSIS if re.match(rf"{name}(_|$)", system.lower())), "")
+
+
+def spelled(text: str, system: str = "") -> str:
+    """One spelling for one accelerator; a system's name may tell more than the column does."""
+    if chassis := _chassis_of(system):
+        return chassis
+    if pod := re.search(r"tpu-?v\d", system.lower()):
+        return pod[0].replace("tpuv", "tpu-v")
+    plain = re.sub(r"\(.*?\)|nvidia|tesla|habana|amd|instinct|quadro|cts", " ", text.lower())
+    plain = re.sub(r"sxm\d", "sxm", plain)
+    return "-".join(word for word in re.split(r"[\s_-]+", plain) if word) or UNKNOWN
+
+
+def generation(accelerator: str) -> str:
+    """A spelled accelerator without memory size and board: "a100", "tpu-v4", "ascend910"."""
+    if accelerator in _CHASSIS:
+        return _CHASSIS[accelerator][1]
+    found = re.match(r"tpu-v\d+|[a-z]+-?\d+", accelerator)
+    if not found:
+        return accelerator
+    return found[0] if found[0].startswith("tpu") else found[0].replace("-", "")
+
+
+def kind_of(accelerator: str) -> str:
+    """Of a spelled accelerator or generation: "tpu", "gpu" or "other"."""
+    if accelerator.startswith("tpu"):
+        return "tpu"
+    return "gpu" if _GPU.match(accelerator) else "other"
+
+
+def choose_evidence(
+    rows: Sequence[SystemRow], family: str, stack: str, accelerator: str, chassis: str
+) -> tuple[list[SystemRow], str]:
+    """The rows to calibrate on, of the same family and stack or the nearest there are, and a key of `EVIDENCE`.
+
+    Raises:
+        DataError: nothing with this accelerator.
+    """
+    same_family = [row for row in rows if row.family == family]
+    same_stack = [row for row in same_family if row.stack == stack]
+    if same_stack:
+        return same_stack, "same system" if any(row.chassis == chassis for row in same_stack) else "same stack"
+    same_framework = [row for row in same_family if row.framework == _framework_of(stack)]
+    if same_framework:
+        return same_framework, "other stack"
+    if same_family:
+        return same_family, "other framework"
+    relatives = [row for row in rows if row.accelerator == accelerator]
+    relatives = relatives or [row for row in rows if generation(row.accelerator) == generation(accelerator)]
+    if relatives:
+        return relatives, "other system"
+    raise DataError(f"no calibration row has the accelerator '{accelerator}'; add one, or measure a node")
+
+
+def _framework_of(stack: str) -> str:
+    return stack.split(" ")[1] if " " in stack else ""
+
+
+def _read_row(cells: dict[str, str], line: int, where: str) -> tuple[SystemRow | None, str]:
     """The row, when it can be used, and what is missing or doubtful."""
     for name in _TEXTS:
         if not is_plain(cells.get(name, "")):
@@ -185,7 +266,7 @@ def _read_row(cells: dict[str, str], line: int, where: str) -> tuple[Row | None,
     framework = _FRAMEWORK.findall(system)
     stack = ["-".join(cells.get("round", "").split()), "+".join(sorted({word.lower() for word in framework}))]
     stack.append("open" if cells.get("division", "").lower().startswith("open") or "_open" in system else "closed")
-    row = Row(
+    row = SystemRow(
         line=line,
         family=f"{organisation}:{accelerator}",
         stack=" ".join(stack),
@@ -210,8 +291,8 @@ def _number(cells: dict[str, str], name: str, where: str) -> float:
         value = float(text) if text else 0.0
     except ValueError:
         raise DataError(f"{where}: {name} is {shown(text)}; give a number") from None
-    span, unit = _SPANS[name]
-    if text and (needed := span.why_not(value, unit)):
+    bounds, unit = _BOUNDS[name]
+    if text and (needed := bounds.why_not(value, unit)):
         raise DataError(f"{where}: {name} is {text}; {needed}")
     return value
 
@@ -222,7 +303,7 @@ def _world(cells: dict[str, str], system: str, where: str) -> tuple[int, int, st
     doubt = ""
     if nodes and per_node and workers and nodes * per_node != workers:
         doubt = f"{nodes} nodes x {per_node} is not N {workers}; N is believed"
-    per_node = per_node or CHASSIS.get(chassis_of(system), 0)
+    per_node = per_node or _CHASSIS.get(_chassis_of(system), (0, ""))[0]
     if workers:
         return nodes or -(-workers // (per_node or _USUAL_PER_NODE)), workers, doubt
     named = next((int(match[1]) for pattern in _NODES if (match := pattern.search(system))), 0)
@@ -231,8 +312,8 @@ def _world(cells: dict[str, str], system: str, where: str) -> tuple[int, int, st
     return nodes, int(sockets[1]) if sockets and not per_node else nodes * per_node, doubt
 
 
-def _refuse_unlike_twins(rows: Sequence[Row], path: str) -> None:
-    seen: dict[tuple[object, ...], Row] = {}
+def _refuse_unlike_twins(rows: Sequence[SystemRow], path: str) -> None:
+    seen: dict[tuple[object, ...], SystemRow] = {}
     for row in rows:
         key = (row.family, row.stack, row.system, row.world_size, row.local_batch)
         before = seen.setdefault(key, row)

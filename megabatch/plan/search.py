@@ -1,15 +1,19 @@
-"""The space a plan is chosen from: all-reduce algorithms, grids, bucket sizes, and total batches by stages.
+"""Plans: every combination is priced by its middle, the best of each kind is estimated in full, and one is chosen.
 
-Total batches compete only where epochs by batch are known (a convergence law): without one a larger batch would always
-seem better. They are the recipe's own and a ladder over the known range, the best rung refined: whole ghost batches,
-or the same number of images for every worker, each constant or doubled after a third of the way, and the recipe's
-own stages at that size.
+Candidates differ in workers, all-reduce algorithm, grid and bucket size. Total batches compete only where epochs by
+batch are known (a convergence law): without one a larger batch would always seem better. They are the recipe's own and
+a ladder over the known range, the best rung refined: whole ghost batches, or the same number of images for every
+worker, each constant or doubled after a third of the way, and the recipe's own stages at that size.
+
+The choice is for least time, least cost, a deadline or a budget. The Pareto front holds what nothing else beats in both
+time and cost.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -18,23 +22,27 @@ from megabatch.comm.shape import GridShape, near_square
 from megabatch.errors import ConfigError, MegabatchError
 from megabatch.plan.cluster import Cluster
 from megabatch.plan.convergence import ConvergenceLaw
-from megabatch.plan.predict import expected_seconds
-from megabatch.plan.step import Candidate, ghost_of
-from megabatch.plan.step_fit import StepFit
+from megabatch.plan.estimate import INITIALISATION, Estimate, Estimator, Sensitivity
+from megabatch.plan.step import Candidate
 from megabatch.plan.workload import Workload
 from megabatch.schedule.batch import BatchStages
 
-__all__ = ["BUCKETS_MB", "DRAW", "FLAT_ALGORITHMS", "Space", "best_batch", "best_candidates", "grids_of", "loads_near"]
+__all__ = [
+    *("FLAT_ALGORITHMS", "Goal", "PlanResult", "Space", "best_batch", "best_candidates", "grids_of", "loads_near"),
+    *("plan", "worker_counts"),
+]
 
-BUCKETS_MB = (1.0, 2.0, 4.0, 8.0, 16.0, 25.0, 50.0, 100.0, math.inf)
 FLAT_ALGORITHMS = ("ring", "halving_doubling", "backend")
 """They do not use the grid."""
-LIBRARY_ALGORITHMS = ("backend", "torus", "hierarchical")
-"""On a backend with its own collectives the others would only be sends and receives in Python."""
-DRAW = 1.01
-"""A gain of less than this is no reason to leave what plain DDP does."""
 
+_LIBRARY_ALGORITHMS = ("backend", "torus", "hierarchical")
+"""On a backend with its own collectives the others would only be sends and receives in Python."""
+_BUCKETS_MB = (1.0, 2.0, 4.0, 8.0, 16.0, 25.0, 50.0, 100.0, math.inf)
+_DRAW = 1.01
+"""A gain of less than this is no reason to leave what plain DDP does."""
+_LARGEST_SEARCH = 4096
 _MANY_WORKERS = 65_536
+_NO_GAIN = 1e-6
 _RUNG = math.sqrt(2)
 _FINER = (0.75, 0.84, 0.92, 1.08, 1.19, 1.33)
 """Around the best rung of the ladder."""
@@ -49,55 +57,176 @@ class Space:
     bucket_mb: float | None = None
 
 
-def best_candidates(
-    cluster: Cluster,
-    workload: Workload,
-    workers: int,
-    space: Space,
-    law: ConvergenceLaw | None = None,
-    fit: StepFit | None = None,
-) -> tuple[list[Candidate], int]:
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What the user wants; seconds count from the first step on unless the bill is asked for.
+
+    kind: "time" or "cost". deadline_seconds: the cheapest that is done by then. budget: the fastest that costs no more.
+    """
+
+    kind: str = "time"
+    deadline_seconds: float = math.inf
+    budget: float = math.inf
+
+
+@dataclass(frozen=True)
+class PlanResult:
+    """The candidates worth showing, fastest first; those of `front` are on the Pareto front.
+
+    load: the workload at the total batch of the choice. left_out: numbers of workers, or batches, that were asked for
+    and cannot be, each with its reason.
+    """
+
+    chosen: Estimate
+    load: Workload
+    candidates: tuple[Estimate, ...]
+    front: tuple[Estimate, ...]
+    sensitivity: tuple[Sensitivity, ...]
+    num_considered: int
+    reason: str
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def binding(self) -> str:
+        """What would save most if it were better: of the whole, and of the training where that is something else."""
+        found = [one.binding for one in self.sensitivity if one.gain > _NO_GAIN] or [self.chosen.largest_part]
+        if found[0] != INITIALISATION:
+            return found[0]
+        return f"{INITIALISATION} (the training itself by {found[1] if len(found) > 1 else self.chosen.largest_part})"
+
+
+def plan(
+    estimator: Estimator,
+    workers: Sequence[int],
+    goal: Goal,
+    *,
+    batches: Sequence[BatchStages] = (),
+    space: Space | None = None,
+) -> PlanResult:
+    """Search and choose. Without `batches` the recipe's own is tried, and with a convergence law others beside it.
+
+    With a law the recipe's own stages are stretched to the epochs that the target takes; `batches` are taken as given.
+
+    Raises:
+        ConfigError: nothing fits, with the reason of the last refusal; or the goal cannot be met, with the nearest.
+    """
+    space, cluster = space or Space(), estimator.cluster
+    own = [estimator.at(estimator.workload.with_batch(stages)) for stages in batches] or [estimator]
+    found: list[tuple[Estimate, Estimator]] = []
+    considered = 0
+    left_out: dict[str, str] = {}
+
+    def search(at: Estimator, count: int, what: str) -> list[Candidate]:
+        """The best candidates, each estimated: one that cannot be told leaves the others."""
+        nonlocal considered
+        try:
+            cluster.check_holds(count)
+            best, tried = best_candidates(at, count, space)
+        except MegabatchError as error:
+            left_out[what] = str(error)
+            return []
+        considered += tried
+        for one in best:
+            try:
+                found.append((at.estimate(one), at))
+            except MegabatchError as error:
+                left_out[f"{one.workers:,} workers, {one.algorithm}"] = str(error)
+        return best
+
+    for count in workers:
+        best: list[Candidate] = []
+        for at in own:
+            best = search(at, count, f"{count:,} workers" + (f", batch {at.workload.stages}" if len(own) > 1 else ""))
+        if estimator.convergence is not None and not batches and count <= cluster.max_workers:
+            try:
+                better, tried = best_batch(estimator, count, best, space)
+                considered += tried
+                if better is not estimator:
+                    search(better, count, f"{count:,} workers")
+            except MegabatchError as error:
+                left_out[f"{count:,} workers"] = str(error)
+    if not found:
+        raise ConfigError(list(left_out.values())[-1] if left_out else "nothing to try; name workers")
+    found.sort(key=lambda one: one[0].training.middle / (_DRAW if one[0].candidate.algorithm == "backend" else 1.0))
+    estimates = [one for one, _ in found]
+    chosen, reason = _choose(estimates, goal)
+    at = next(at for one, at in found if one is chosen)
+    served = {f"{one.candidate.workers:,} workers" for one in estimates}
+    return PlanResult(
+        chosen,
+        at.workload,
+        tuple(estimates),
+        tuple(_front(estimates)),
+        tuple(at.sensitivity(chosen)),
+        considered,
+        reason,
+        tuple(f"{what}: {why}" for what, why in left_out.items() if what not in served),
+    )
+
+
+def worker_counts(cluster: Cluster, text: str | None) -> list[int]:
+    """Read "1024", "256,1024" or "64..4096" (doubling).
+
+    Without it: the measured world where links were measured, else doubling from one node to all of the cluster; on
+    the machine at hand from one worker to its cores.
+    """
+    if text is None:
+        if cluster.calibration is not None:
+            return [cluster.calibration.shape.world_size]
+        if cluster.measured_here:
+            return _doubling(1, cluster.measured_workers or os.cpu_count() or 1)
+        return _doubling(cluster.workers_per_node, int(min(cluster.max_workers, _LARGEST_SEARCH)))
+    try:
+        if ".." in text:
+            low, high = (int(part.replace("_", "")) for part in text.split(".."))
+            if low < 1 or high < low:
+                raise ValueError
+            return _doubling(low, high)
+        counts = [int(part.replace("_", "")) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"workers '{text}' cannot be read; write 1024, 256,1024 or 64..4096") from None
+    if min(counts) < 1:
+        raise ConfigError(f"workers '{text}': at least 1 is needed")
+    return list(dict.fromkeys(counts))
+
+
+def best_candidates(estimator: Estimator, workers: int, space: Space) -> tuple[list[Candidate], int]:
     """The best candidate of each algorithm, best first, and how many were tried.
 
     Raises:
         ConfigError: nothing fits, with the reason of the last refusal.
     """
-    names = space.algorithms or (LIBRARY_ALGORITHMS if cluster.backend == "nccl" else tuple(ALGORITHMS))
-    buckets = (space.bucket_mb,) if space.bucket_mb else BUCKETS_MB
-    ghost = ghost_of(cluster, workload, workers, fit)
+    cluster, usual_mb = estimator.cluster, estimator.workload.bucket_mb
+    names = space.algorithms or (_LIBRARY_ALGORITHMS if cluster.backend == "nccl" else tuple(ALGORITHMS))
+    buckets = (space.bucket_mb,) if space.bucket_mb else _BUCKETS_MB
+    ghost = estimator.step.ghost_batch_size(workers)
     start = cluster.initialisation_seconds.value  # all have it alike: what is a draw is decided without it
     best: list[tuple[float, Candidate]] = []
     tried, refusal = 0, ""
     for name in names if workers > 1 else ("backend",):
         mine: list[tuple[float, Candidate]] = []
         for shape in [space.grid] if space.grid else _shapes_for(cluster, name, workers):
-            for size in buckets if workers > 1 else (workload.bucket_mb,):
+            for size in buckets if workers > 1 else (usual_mb,):
                 candidate = Candidate(workers, name, shape, size, ghost)
                 tried += 1
                 try:
                     shape.check_fits(workers)
-                    mine.append((expected_seconds(cluster, workload, candidate, law, fit) - start, candidate))
+                    mine.append((estimator.total_seconds(candidate) - start, candidate))
                 except MegabatchError as error:
                     refusal = str(error)
         if mine:
-            best.append(_least(mine, workload.bucket_mb))
+            best.append(_least(mine, usual_mb))
     if not best:
         raise ConfigError(refusal)
     least = min(seconds for seconds, _ in best)
-    best.sort(key=lambda one: 0.0 if one[1].algorithm == "backend" and one[0] < DRAW * least else one[0])
+    best.sort(key=lambda one: 0.0 if one[1].algorithm == "backend" and one[0] < _DRAW * least else one[0])
     return [candidate for _, candidate in best], tried
 
 
 def best_batch(
-    cluster: Cluster,
-    workload: Workload,
-    workers: int,
-    candidates: Sequence[Candidate],
-    space: Space,
-    law: ConvergenceLaw,
-    fit: StepFit | None = None,
-) -> tuple[Workload, int]:
-    """The workload at the total batch that reaches the target soonest on these workers, and how many were tried.
+    estimator: Estimator, workers: int, candidates: Sequence[Candidate], space: Space
+) -> tuple[Estimator, int]:
+    """The estimator at the total batch that reaches the target soonest on these workers, and how many were tried.
 
     `candidates` are the best ways to run the recipe's own batch, none when it cannot be run. They and those of a
     middling batch suit the others well enough to compare: a whole search is made again only for the one that wins.
@@ -105,55 +234,46 @@ def best_batch(
     Raises:
         ConfigError: no batch with known convergence fits the workers.
     """
+    law, workload = estimator.convergence, estimator.workload
+    assert law is not None
     least, most = law.batches[0] / 2, law.batches[1]
     ladder = [least * _RUNG**step for step in range(math.floor(math.log(most / least, _RUNG)) + 1)]
-    constant = [load for total in ladder for load in loads_near(workload, workers, total, law, doubled=False)]
-    loads = [workload, *constant]
+    near = [load for total in ladder for load in loads_near(workload, workers, total, law, doubled=False)]
+    constant = [estimator.at(load) for load in near]
     # Buckets and grids that suit the middle of the ladder need not suit the recipe's batch, and the other way round.
-    others, tried = _first_candidates(cluster, [*constant[len(constant) // 2 :], *loads], workers, space, law, fit)
+    others, tried = _first_candidates([*constant[len(constant) // 2 :], estimator, *constant], workers, space)
     candidates = list(dict.fromkeys([*candidates, *others]))
-    priced = _price(cluster, loads, candidates, law, fit)
-    best = min(priced, key=lambda one: one[0])[1].stages.global_batch_sizes[0]
-    finer = [load for part in _FINER for load in loads_near(workload, workers, part * best, law)]
-    priced += _price(cluster, finer, candidates, law, fit)
+    priced = _price([estimator, *constant], candidates)
+    best = min(priced, key=lambda one: one[0])[1].workload.stages.global_batch_sizes[0]
+    finer = [estimator.at(load) for part in _FINER for load in loads_near(workload, workers, part * best, law)]
+    priced += _price(finer, candidates)
     seconds, found = min(priced, key=lambda one: one[0])
-    own, start = next((one for one, load in priced if load is workload), math.inf), cluster.initialisation_seconds.value
-    chosen = workload if own - start < DRAW * (seconds - start) else found
-    return chosen, tried + len(priced) * len(candidates)
+    start = estimator.cluster.initialisation_seconds.value
+    own = next((one for one, at in priced if at is estimator), math.inf)
+    return estimator if own - start < _DRAW * (seconds - start) else found, tried + len(priced) * len(candidates)
 
 
-def _first_candidates(
-    cluster: Cluster,
-    loads: Sequence[Workload],
-    workers: int,
-    space: Space,
-    law: ConvergenceLaw,
-    fit: StepFit | None,
-) -> tuple[list[Candidate], int]:
+def _first_candidates(loads: Sequence[Estimator], workers: int, space: Space) -> tuple[list[Candidate], int]:
     """The best ways to run the first of the loads that can be run at all."""
-    for load in loads:
+    for at in loads:
         with contextlib.suppress(MegabatchError):
-            return best_candidates(cluster, load, workers, space, law, fit)
+            return best_candidates(at, workers, space)
+    law = loads[0].convergence
+    assert law is not None
     raise ConfigError(
         f"no total batch from {law.batches[0] / 2:,.0f} to {law.batches[1]:,.0f}, whose convergence is known, fits "
         f"{workers:,} workers; ask for fewer, or give batches with --batch"
     )
 
 
-def _price(
-    cluster: Cluster,
-    loads: Sequence[Workload],
-    candidates: Sequence[Candidate],
-    law: ConvergenceLaw,
-    fit: StepFit | None,
-) -> list[tuple[float, Workload]]:
+def _price(loads: Sequence[Estimator], candidates: Sequence[Candidate]) -> list[tuple[float, Estimator]]:
     """Seconds of every load that can be run, by the best of the candidates."""
     found = []
-    for load in loads:
+    for at in loads:
         with contextlib.suppress(MegabatchError):
-            ghost = ghost_of(cluster, load, candidates[0].workers, fit)
+            ghost = at.step.ghost_batch_size(candidates[0].workers)
             ways = [replace(one, ghost_batch_size=ghost) for one in candidates]
-            found.append((min(expected_seconds(cluster, load, way, law, fit) for way in ways), load))
+            found.append((min(at.total_seconds(way) for way in ways), at))
     return found
 
 
@@ -169,9 +289,8 @@ def loads_near(
     whole = max(1, round(global_batch_size / ghost)) * ghost
     share = global_batch_size / workers
     even = max(1, round(share / ghost)) * ghost if share >= ghost else max(2, 2 * round(share / 2))
-    sizes = {(whole, ghost), (even * workers, min(ghost, even))}
     found = []
-    for total, size in sorted(sizes):
+    for total, size in sorted({(whole, ghost), (even * workers, min(ghost, even))}):
         third = round(law.at(total).epochs / 3, 1)
         found.append(workload.with_batch(BatchStages((0.0,), (total,)), size))
         if doubled and third > 0:
@@ -180,11 +299,11 @@ def loads_near(
         factor = global_batch_size / own.global_batch_sizes[0]
         totals = tuple(max(1, round(factor * total / ghost)) * ghost for total in own.global_batch_sizes)
         found.append(workload.with_batch(BatchStages(own.from_epochs, totals), fixed=False))
-    least, most = law.batches
+    sizes = [load.stages.global_batch_sizes for load in found]
     return [
         load
-        for load in found
-        if least / 2 <= load.stages.global_batch_sizes[0] and max(load.stages.global_batch_sizes) <= most
+        for load, totals in zip(found, sizes, strict=True)
+        if law.batches[0] / 2 <= totals[0] and max(totals) <= law.batches[1]
     ]
 
 
@@ -197,13 +316,6 @@ def grids_of(workers: int) -> list[GridShape]:
     return [GridShape(pair) for pair in sorted(pairs)] or [GridShape((1, workers))]
 
 
-def _least(priced: Sequence[tuple[float, Candidate]], usual_mb: float) -> tuple[float, Candidate]:
-    """The fastest; of those that are as good as equal, the one with the bucket nearest to the usual."""
-    least = min(seconds for seconds, _ in priced)
-    equal = [one for one in priced if one[0] <= 1.002 * least]
-    return min(equal, key=lambda one: (abs(math.log(min(one[1].bucket_mb, 1e6) / usual_mb)), one[0]))
-
-
 def _shapes_for(cluster: Cluster, algorithm: str, workers: int) -> list[GridShape]:
     if workers == 1:
         return [GridShape((1, 1))]
@@ -212,3 +324,49 @@ def _shapes_for(cluster: Cluster, algorithm: str, workers: int) -> list[GridShap
     if algorithm in FLAT_ALGORITHMS:
         return [near_square(workers) if workers <= _MANY_WORKERS else GridShape((1, workers))]
     return grids_of(workers)
+
+
+def _least(priced: Sequence[tuple[float, Candidate]], usual_mb: float) -> tuple[float, Candidate]:
+    """The fastest; of those that are as good as equal, the one with the bucket nearest to the usual."""
+    least = min(seconds for seconds, _ in priced)
+    equal = [one for one in priced if one[0] <= 1.002 * least]
+    return min(equal, key=lambda one: (abs(math.log(min(one[1].bucket_mb, 1e6) / usual_mb)), one[0]))
+
+
+def _choose(found: Sequence[Estimate], goal: Goal) -> tuple[Estimate, str]:
+    within = [one for one in found if one.training.middle <= goal.deadline_seconds and one.bill.middle <= goal.budget]
+    if not within:
+        fastest, cheapest = (
+            min(found, key=lambda one: one.training.middle),
+            min(found, key=lambda one: one.bill.middle),
+        )
+        raise ConfigError(
+            f"no candidate meets the goal: the fastest takes {fastest.training.middle:,.0f} s, the cheapest costs "
+            f"{cheapest.bill.middle:,.2f} {fastest.currency or 'node hours'}; relax the deadline or the budget"
+        )
+    if goal.kind == "cost" or math.isfinite(goal.deadline_seconds):
+        chosen = min(within, key=lambda one: (one.bill.middle, one.total.middle))
+        if not math.isfinite(goal.deadline_seconds):
+            return chosen, "least cost"
+        sure = "" if chosen.training.high <= goal.deadline_seconds else " by the middle, not by the whole interval"
+        return chosen, f"cheapest within {goal.deadline_seconds:,.0f} s{sure}"
+    what = f"fastest for at most {goal.budget:,.2f}" if math.isfinite(goal.budget) else "least time"
+    if within[0].training.middle > min(one.training.middle for one in within):
+        what += "; the backend's own all-reduce, as the fastest is not 1 % better"
+    return within[0], what
+
+
+def _front(found: Sequence[Estimate]) -> list[Estimate]:
+    """Those that no other beats in both time and node hours, fastest first."""
+    front: list[Estimate] = []
+    for one in sorted(found, key=lambda each: (each.total.middle, each.node_hours.middle)):
+        if not front or one.node_hours.middle < front[-1].node_hours.middle * (1 - 1e-9):
+            front.append(one)
+    return front
+
+
+def _doubling(low: int, high: int) -> list[int]:
+    counts = [low]
+    while counts[-1] * 2 < high:
+        counts.append(counts[-1] * 2)
+    return [*counts, high] if high > counts[-1] else counts

@@ -1,27 +1,37 @@
-"""What a person sees of a plan: tables that fit a terminal of 80 columns, and reasons in words."""
+"""What a person sees of plans, clusters, validations and comparisons: tables for 80 columns, and reasons in words."""
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from megabatch.plan.evidence import Evidence
-from megabatch.plan.interval import Interval
-from megabatch.plan.planner import PlanResult
-from megabatch.plan.predict import Prediction
-from megabatch.plan.search import FLAT_ALGORITHMS
-from megabatch.plan.step_fit import PARAMETERS, StepFit
+from megabatch.plan.calibrate import Evidence
+from megabatch.plan.cluster import Cluster
+from megabatch.plan.estimate import Estimate
+from megabatch.plan.fit import PARAMETERS, StepFit
+from megabatch.plan.quantity import Interval
+from megabatch.plan.search import FLAT_ALGORITHMS, PlanResult
+from megabatch.plan.validate import RowResult, Validation
 from megabatch.plan.workload import Workload
+from megabatch.report.plan_compare import PlanComparison
 
-__all__ = ["duration", "print_plan"]
+__all__ = [
+    *("cluster_as_data", "duration", "print_cluster", "print_comparison", "print_plan", "print_validation"),
+]
 
 _SHOWN = 12
 _BAR = 30
+_HEAD = ("accelerator", "backend", "num_nodes", "workers_per_node", "nodes_per_rack")
+_RULES = {
+    "larger": "Rows of more than 64 workers, predicted from rows of at most 64",
+    "others": "Rows of at most 64 workers, each predicted from the others of at most 64",
+}
 
 
 def print_plan(result: PlanResult, evidence: Evidence, workload: Workload, console: Console | None = None) -> None:
@@ -53,9 +63,74 @@ def print_plan(result: PlanResult, evidence: Evidence, workload: Workload, conso
     _print_bars(out, chosen.time_parts, chosen.total.middle)
     out.print(f"[bold]Bound by[/bold] {result.binding}")
     out.print("Of the total time would save")
-    for one in [one for one in result.helps if one.gain >= 0.005][:4]:
+    for one in [one for one in result.sensitivity if one.gain >= 0.005][:4]:
         out.print(f"  {one.gain:>4.0%}  {one.what}")
     _print_reservations(out, result, evidence, workload)
+
+
+def cluster_as_data(file: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One entry a value: where it stands, the value, its certainty ("given" for a bare number) and its source."""
+    return [{"key": key, **_value(entry)} for key, entry in _values(file)]
+
+
+def print_cluster(cluster: Cluster, file: Mapping[str, Any], console: Console | None = None) -> None:
+    """A line for each value, then what counts as free because the file does not tell."""
+    out = console or Console(highlight=False, soft_wrap=True)
+    out.print(f"[bold]{escape(cluster.name)}[/bold]  {escape(cluster.title)}")
+    for entry in cluster_as_data(file):
+        value = entry["value"]
+        shown = f"{value:,g}" if isinstance(value, int | float) else str(value)
+        line = f"{entry['key']:<33} {shown:>14}  {entry['certainty']:<9}"
+        out.print(f"{escape(line)} [dim]{escape(entry['source'])}[/dim]")
+    if cluster.unknown:
+        out.print(f"not in the file, counted as free: {', '.join(cluster.unknown)}")
+
+
+def print_validation(validation: Validation, console: Console | None = None) -> None:
+    """Errors by row and by group."""
+    out = console or Console(highlight=False, soft_wrap=True)
+    for rule, title in _RULES.items():
+        rows = [row for row in validation.results if row.rule == rule]
+        if rows:
+            out.print(f"[bold]{title}[/bold]")
+            out.print(_predicted_rows(rows))
+            out.print()
+    groups = Table("group", "rows", "median error", "largest", "in 80 % interval", box=None)
+    for column in groups.columns[1:]:
+        column.justify = "right"
+    for name, group in validation.as_data()["groups"].items():
+        values = (group["median_error"], group["max_error"], group["coverage"])
+        groups.add_row(name, str(group["num_rows"]), *("-" if value is None else f"{value:.1%}" for value in values))
+    out.print(groups)
+    for text in validation.refused:
+        out.print(f"[yellow]not predicted:[/yellow] {escape(text)}")
+    for text in validation.aside:
+        out.print(f"[yellow]of the rows:[/yellow] {escape(text)}")
+
+
+def print_comparison(comparison: PlanComparison, console: Console | None = None) -> None:
+    """A table for people, under a line that says where the run is not the plan's."""
+    out = console or Console(highlight=False, soft_wrap=True)
+    if comparison.differences:
+        out.print(f"[yellow]{comparison.difference_line}[/yellow]")
+    table = Table("part", "predicted [80 %]", "measured", "ratio", "n", "in", box=None, pad_edge=False)
+    for column in table.columns[1:5]:
+        column.justify = "right"
+    for one in comparison.parts:
+        unit = 1.0 if one.part in ("images/s", "training") else 1e3
+        name = {"images/s": "images/s", "training": "training, s"}.get(one.part, f"{one.part}, ms")
+        table.add_row(
+            name,
+            f"{unit * one.predicted:.4g} [{unit * one.low:.4g} {unit * one.high:.4g}]",
+            f"{unit * one.measured:.4g}",
+            f"{one.ratio:.2f}" if one.predicted else "-",
+            str(one.num_measured),
+            "yes" if one.inside else "NO",
+        )
+    out.print(table)
+    out.print(f"[dim]{comparison.medians_line}[/dim]")
+    if comparison.remark:
+        out.print(comparison.remark)
 
 
 def duration(seconds: float, like: float | None = None) -> str:
@@ -96,7 +171,7 @@ def _print_note(out: Console, label: str, text: str) -> None:
     out.print(escape("\n".join(lines)).replace(f"{label}:", f"[yellow]{label}:[/yellow]", 1))
 
 
-def _workers(one: Prediction) -> str:
+def _workers(one: Estimate) -> str:
     return f"{one.candidate.workers:,} worker" + ("s" if one.candidate.workers > 1 else "")
 
 
@@ -109,7 +184,6 @@ def _candidates(result: PlanResult) -> Table:
     for head in heads:
         table.add_column(head, justify="left" if head in ("workers", "algorithm", "grid") else "right", no_wrap=True)
     for one in _worth_showing(result):
-        bill = one.cost if one.cost is not None else one.node_hours
         mark = "> " if one is result.chosen else "* " if one in result.front else ""
         batch = [one.batch if len(one.batch) < 10 else "stages"] if many_batches else []
         table.add_row(
@@ -121,7 +195,7 @@ def _candidates(result: PlanResult) -> Table:
             duration(one.step.middle),
             f"{one.efficiency:.0%}",
             duration(one.training.middle),
-            f"{bill.middle:,.2f}",
+            f"{one.bill.middle:,.2f}",
             style="bold" if one is result.chosen else "",
         )
     table.caption = "> chosen   * no other is both faster and cheaper"
@@ -129,14 +203,14 @@ def _candidates(result: PlanResult) -> Table:
     return table
 
 
-def _worth_showing(result: PlanResult) -> Sequence[Prediction]:
+def _worth_showing(result: PlanResult) -> Sequence[Estimate]:
     """The choice, the front, then the fastest of the rest."""
     first = [result.chosen, *(one for one in result.front if one is not result.chosen)]
     rest = [one for one in result.candidates if not any(one is other for other in first)]
     return sorted((first + rest)[:_SHOWN], key=lambda one: one.total.middle)
 
 
-def _print_facts(out: Console, chosen: Prediction) -> None:
+def _print_facts(out: Console, chosen: Estimate) -> None:
     facts = [
         ("training", _time(chosen.training), "first step to last evaluation"),
         ("with initialisation", _time(chosen.total), "what the bill counts"),
@@ -175,6 +249,60 @@ def _print_bars(out: Console, parts: Mapping[str, float], whole: float) -> None:
         out.print(f"  {name:<22} {duration(seconds):>10} {share:>5.0%} {bar}")
 
 
-def _bucket(one: Prediction) -> str:
+def _bucket(one: Estimate) -> str:
     size = one.candidate.bucket_mb
     return f"{size:g} MB" if math.isfinite(size) else "one"
+
+
+def _values(head: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    yield from ((key, head[key]) for key in _HEAD if key in head)
+    for name, section in head.items():
+        if not isinstance(section, Mapping):
+            continue
+        inner = section if name != "link" else {}
+        yield from ((f"{name}.{key}", entry) for key, entry in _entries(name, inner))
+        for link, keys in section.items() if name == "link" else ():
+            yield from ((f"link.{link}.{key}", entry) for key, entry in keys.items())
+
+
+def _entries(name: str, section: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The keys of a section; the step times of [compute] share its certainty and source."""
+    if name != "compute":
+        yield from section.items()
+        return
+    shared = {"certainty": section.get("certainty", "given"), "source": section.get("source", "")}
+    for batch, entry in section["milliseconds_by_local_batch"].items():
+        bare = not isinstance(entry, Mapping)
+        yield f"{section.get('model', 'resnet50')}.milliseconds.{batch}", {"value": entry, **shared} if bare else entry
+    if "backward_share" in section:
+        yield "backward_share", section["backward_share"]
+
+
+def _value(entry: Any) -> dict[str, Any]:
+    if isinstance(entry, Mapping):
+        return {
+            "value": entry["value"],
+            "certainty": entry.get("certainty", "given"),
+            "source": entry.get("source", ""),
+        }
+    is_number = isinstance(entry, int | float) and not isinstance(entry, bool)
+    return {"value": entry, "certainty": "given" if is_number else "", "source": ""}
+
+
+def _predicted_rows(rows: Sequence[RowResult]) -> Table:
+    table = Table("system", "workers", "batch", "ms", "predicted [80 %]", "error", "in", box=None, padding=(0, 1, 0, 0))
+    for column in table.columns:
+        column.no_wrap = True
+    for column in table.columns[1:6]:
+        column.justify = "right"
+    for row in rows:
+        table.add_row(
+            escape(row.row if len(row.row) <= 27 else f"{row.row[:25]}.."),
+            f"{row.workers:,}",
+            f"{row.local_batch:g}",
+            f"{row.measured_ms:.4g}",
+            f"{row.predicted_ms:.4g} \\[{row.low_ms:.4g} {row.high_ms:.4g}]",
+            f"{row.error:+.1%}",
+            "yes" if row.covered else "NO",
+        )
+    return table

@@ -21,10 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from megabatch.errors import DataError, MegabatchError
-from megabatch.plan.accelerator import generation
-from megabatch.plan.calibrate import fit_steps
-from megabatch.plan.relatives import choose_evidence
-from megabatch.plan.rows import Row, read_rows
+from megabatch.plan.fit import fit_steps
+from megabatch.plan.rows import SystemRow, choose_evidence, generation, read_rows
 
 __all__ = ["CALIBRATED_WORKERS", "RowResult", "Validation", "summarise", "validate_rows"]
 
@@ -126,7 +124,7 @@ def validate_rows(path: str | Path) -> Validation:
     return Validation(tuple(results), tuple(refused), tuple(aside))
 
 
-def _calibration_rows(rows: Sequence[Row]) -> list[Row]:
+def _calibration_rows(rows: Sequence[SystemRow]) -> list[SystemRow]:
     least: dict[str, int] = {}
     for row in rows:
         kind = generation(row.accelerator)
@@ -134,12 +132,12 @@ def _calibration_rows(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row.world_size <= max(CALIBRATED_WORKERS, least[generation(row.accelerator)])]
 
 
-def _predict(row: Row, known: Sequence[Row], rule: str) -> RowResult:
+def _predict(row: SystemRow, known: Sequence[SystemRow], rule: str) -> RowResult:
     evidence_rows, evidence = choose_evidence(known, row.family, row.stack, row.accelerator, row.chassis)
     return _from_rows(row, evidence_rows, evidence, rule)
 
 
-def _from_rows(row: Row, evidence_rows: Sequence[Row], evidence: str, rule: str) -> RowResult:
+def _from_rows(row: SystemRow, evidence_rows: Sequence[SystemRow], evidence: str, rule: str) -> RowResult:
     fit = fit_steps(evidence_rows, evidence)
     where = (row.local_batch, row.world_size, row.num_nodes)
     predicted = fit.predict(*where, logged=row.contains_evaluation)
@@ -161,7 +159,7 @@ def _from_rows(row: Row, evidence_rows: Sequence[Row], evidence: str, rule: str)
     )
 
 
-def _pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
+def _pairs(rows: Sequence[SystemRow]) -> list[tuple[SystemRow, SystemRow]]:
     """Rows that differ in the number of workers only, each smaller one with each larger one."""
     return [
         (smaller, larger)
@@ -172,5 +170,5 @@ def _pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
     ]
 
 
-def _pair_evidence(smaller: Row, larger: Row) -> str:
+def _pair_evidence(smaller: SystemRow, larger: SystemRow) -> str:
     return "same system" if smaller.chassis == larger.chassis else "same stack"

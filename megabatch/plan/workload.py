@@ -1,10 +1,16 @@
-"""What is trained, as the planner sees it: gradient bytes by layer, images, batches, epochs. Imports no torch.
+"""What is trained, as the planner sees it: gradient bytes by layer, images, batches, epochs, ghost batches.
 
 The layer list of the ResNets is computed once from `megabatch.model.resnet` at 224 pixels and stored as
 `data/layers.csv`; a test compares the two. Gradients become ready from the last layer to the first, each layer
 taking its part of the multiply-adds out of the backward pass. DDP fills buckets in that order, each until it holds
 `bucket_mb` of gradients as they are computed, in fp32, whatever they are sent as; the small first bucket that DDP has
-by default is gone when a size is given, as the engine gives it.
+by default is gone when a size is given, as the trainer gives it.
+
+Ghost batches fall to the workers as in a run. A recipe's ghost batch stays while every worker gets at least one. With
+more workers than ghosts it must shrink, to a divisor of every total batch: the next one above a worker's fair share or
+the next below, whichever makes the shorter steps. Still smaller ones could balance the last images, but batch-norm
+would pay for it. Workers that get no ghost are allowed: 67,840 images on 1,024 workers are 848 ghosts of 80, and 176
+workers wait.
 """
 
 from __future__ import annotations
@@ -12,6 +18,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,15 +26,19 @@ from pathlib import Path
 from megabatch.config import Config
 from megabatch.errors import ConfigError, nearest
 from megabatch.recipes import load_config
-from megabatch.schedule.batch import BatchStages, count_steps, parse_stages
+from megabatch.schedule.batch import BatchStages, check_whole_ghosts, count_steps, parse_stages
 
-__all__ = ["IMAGENET_TRAIN", "Branch", "Bucket", "Layer", "Workload", "fill_buckets", "model_layers", "workload_of"]
+__all__ = [
+    *("IMAGENET_TRAIN", "Branch", "Bucket", "Layer", "Workload", "busiest_passes", "fill_buckets", "fitting_ghost"),
+    *("model_layers", "workload_from_config", "workload_of"),
+]
 
 IMAGENET_TRAIN, IMAGENET_VAL = 1_281_167, 50_000
 _LAYERS = Path(__file__).parent / "data" / "layers.csv"
 _GRADIENT_BYTES = 4
 """Of one parameter as it is computed, and as DDP counts buckets."""
 _KNOWN_SETS = {"fashion-mnist": (60_000, 10_000), "cifar10": (50_000, 10_000), "imagenette": (9_469, 3_925)}
+_LEAST_GHOST = 2  # batch-norm needs a variance
 _GRAD_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 
@@ -175,6 +186,36 @@ def fill_buckets(layers: tuple[Layer, ...], bytes_per_parameter: int, bucket_mb:
     if filled:
         buckets.append(Bucket(filled * bytes_per_parameter, 1.0))
     return tuple(buckets)
+
+
+def busiest_passes(global_batch_size: int, ghost_batch_size: int, workers: int) -> int:
+    """Ghost batches of the worker that has most of them."""
+    return -(-(global_batch_size // ghost_batch_size) // workers)
+
+
+def fitting_ghost(workload: Workload, workers: int, pass_seconds: Callable[[float], float]) -> int:
+    """The ghost batch for so many workers; `pass_seconds` tells how long one of a size takes.
+
+    Raises:
+        ConfigError: a batch that is not made of whole ghosts, or too small for the workers.
+    """
+    totals = workload.global_batch_sizes
+    check_whole_ghosts(BatchStages(tuple(float(i) for i in range(len(totals))), totals), workload.ghost_batch_size)
+    if totals[0] // workload.ghost_batch_size >= workers:
+        return workload.ghost_batch_size
+    if totals[0] / workers < _LEAST_GHOST:
+        raise ConfigError(
+            f"total batch {totals[0]:,} on {workers:,} workers leaves {totals[0] / workers:.2g} images each; "
+            f"at least {_LEAST_GHOST} are needed: ask for fewer workers or a larger batch"
+        )
+    common, share = math.gcd(*totals), totals[0] / workers
+    sizes = [size for size in range(_LEAST_GHOST, workload.ghost_batch_size + 1) if common % size == 0]
+    near = [*[size for size in sizes if size <= share][-1:], *[size for size in sizes if size > share][:1]]
+
+    def epoch_seconds(size: int) -> float:
+        return sum(busiest_passes(total, size, workers) * pass_seconds(size) / total for total in totals)
+
+    return min(near, key=lambda size: (epoch_seconds(size), -size))
 
 
 def workload_of(

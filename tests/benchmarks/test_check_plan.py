@@ -17,7 +17,8 @@ from benchmarks.simulators.simgrid import Answer, Play
 from megabatch.comm.calibration import AxisCost, Calibration
 from megabatch.comm.shape import GridShape, parse_grid
 from megabatch.errors import ConfigError
-from megabatch.plan.cluster import Cluster, Network, load_cluster
+from megabatch.plan.cluster import Cluster, load_cluster
+from megabatch.plan.network import Network
 from megabatch.plan.step import Candidate
 from tests.plan.laboratory import laboratory, need_simgrid, workload
 

@@ -8,20 +8,19 @@ import numpy as np
 import pytest
 
 from benchmarks.plan_priors import best_parts, families_of, log_likelihood
-from megabatch.plan.calibrate import PRIOR_PARTS, prior
-from megabatch.plan.interval import FORM
-from megabatch.plan.rows import Row
-from megabatch.plan.step_fit import row_features
+from megabatch.plan.fit import PRIOR_PARTS, prior, row_features
+from megabatch.plan.quantity import FORM
+from megabatch.plan.rows import SystemRow
 
 AS_USED = {**PRIOR_PARTS, "form": FORM}
 
 
-def family(name: str, seed: int, parts: dict[str, float]) -> list[Row]:
+def family(name: str, seed: int, parts: dict[str, float]) -> list[SystemRow]:
     """Rows whose parameters and noise are drawn from the prior with these parts."""
     random = np.random.default_rng(seed)
     sizes = [(4, 1, 408.0), (8, 1, 204.0), (16, 2, 204.0), (32, 4, 102.0), (64, 8, 204.0), (64, 8, 51.0)]
     rows = [
-        Row(0, f"{name}:a100", "2.0 mxnet closed", "a100", "box", "box", n, nodes, b, 0.0003 * b, n * b, 0, 0)
+        SystemRow(0, f"{name}:a100", "2.0 mxnet closed", "a100", "box", "box", n, nodes, b, 0.0003 * b, n * b, 0, 0)
         for n, nodes, b in sizes
     ]
     mean, deviation = prior(rows, parts)

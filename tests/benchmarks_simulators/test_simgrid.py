@@ -17,7 +17,7 @@ from benchmarks.simulators.simulate import Round, lock_step_seconds, simulate_al
 from megabatch.comm.phases import Phase, Step
 from megabatch.comm.shape import GridShape, parse_grid
 from megabatch.errors import ConfigError
-from megabatch.plan.cost import price_curve
+from megabatch.plan.network import price_curve
 from tests.plan.laboratory import laboratory, need_simgrid
 
 SIZE = 51.12e6

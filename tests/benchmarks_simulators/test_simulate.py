@@ -11,10 +11,10 @@ from benchmarks.simulators.simulate import lock_step_seconds, rounds_of, simulat
 from megabatch.comm.phases import phases
 from megabatch.comm.shape import GridShape, parse_grid
 from megabatch.errors import ConfigError
-from megabatch.plan.cost import price_all_reduce, price_curve
+from megabatch.plan.network import price_curve
 from megabatch.plan.quantity import Quantity
-from megabatch.plan.step import Candidate, step_time
-from tests.plan.laboratory import laboratory, workload
+from megabatch.plan.step import Candidate
+from tests.plan.laboratory import laboratory, steps, workload
 
 SIZE = 51.12e6
 NETWORK = laboratory().network
@@ -70,7 +70,7 @@ def test_free_running_torus_of_256() -> None:
 @pytest.mark.parametrize(("algorithm", "grid"), [("ring", (16,)), ("torus", (4, 8)), ("halving_doubling", (16,))])
 def test_free_running_ranks_are_never_slower_than_lock_step(algorithm: str, grid: tuple[int, ...]) -> None:
     shape = GridShape(grid)
-    closed = price_all_reduce(laboratory(), algorithm, shape, SIZE).seconds
+    closed = laboratory().all_reduce(algorithm, shape, SIZE).seconds
     free = simulate_all_reduce(NETWORK, algorithm, shape, SIZE)
     assert 0.9 * closed < free <= 1.001 * closed
 
@@ -78,7 +78,7 @@ def test_free_running_ranks_are_never_slower_than_lock_step(algorithm: str, grid
 def test_lanes_share_the_network() -> None:
     shape = GridShape((4, 8))
     both = simulate_all_reduce(NETWORK, "two_way_torus", shape, SIZE)
-    assert both == pytest.approx(price_all_reduce(laboratory(), "two_way_torus", shape, SIZE).seconds, rel=0.25)
+    assert both == pytest.approx(laboratory().all_reduce("two_way_torus", shape, SIZE).seconds, rel=0.25)
 
 
 def test_start_skew_merely_adds() -> None:
@@ -107,10 +107,10 @@ def test_steps_with_uneven_workers_take_what_the_closed_form_says() -> None:
     cluster = dataclasses.replace(laboratory(), jitter_seconds=Quantity(0.0007))
     candidate = Candidate(256, "torus", GridShape((16, 16)), 8.0)
     load = workload(8192)
-    closed = step_time(cluster, load, candidate, 8192)
+    closed = steps(cluster, load).time(candidate, 8192)
     played = simulate_steps(cluster, load, candidate, closed.parts["compute"], 400)
     error = played.std() / np.sqrt(len(played))
     assert played.mean() == pytest.approx(closed.seconds, abs=4 * error + 0.003 * closed.seconds)
     still = dataclasses.replace(laboratory(straggler="relative_deviation = 1e-9"))
-    exact = step_time(still, load, candidate, 8192)
+    exact = steps(still, load).time(candidate, 8192)
     assert simulate_steps(still, load, candidate, exact.parts["compute"], 3) == pytest.approx(exact.seconds, rel=1e-3)

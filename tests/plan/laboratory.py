@@ -8,6 +8,9 @@ import pytest
 
 from benchmarks.simulators.simgrid import find_simgrid
 from megabatch.plan.cluster import Cluster, read_cluster
+from megabatch.plan.estimate import Estimator
+from megabatch.plan.fit import StepFit
+from megabatch.plan.step import StepModel
 from megabatch.plan.workload import Layer, Workload, model_layers
 from megabatch.schedule.batch import parse_stages
 
@@ -57,6 +60,11 @@ def workload(batch: int | str = 32768, ghost: int = 32, epochs: float = 90.0) ->
     """ResNet-50 on ImageNet, half precision on the wire."""
     layers, work = model_layers("resnet50")
     return Workload("test", "resnet50", layers, parse_stages(batch), ghost, epochs, bytes_per_parameter=2, work=work)
+
+
+def steps(cluster: Cluster, load: Workload, fit: StepFit | None = None) -> StepModel:
+    """Steps of the workload on the cluster."""
+    return Estimator(cluster, load, fit=fit).step
 
 
 def two_layers() -> tuple[Layer, ...]:

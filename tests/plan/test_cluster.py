@@ -10,7 +10,7 @@ import pytest
 
 from megabatch.errors import ConfigError
 from megabatch.plan.cluster import CLUSTERS, KNOBS, cluster_names, load_cluster, read_cluster
-from megabatch.plan.straggler import empirical_maximum
+from megabatch.plan.compute import empirical_maximum
 from tests.plan.laboratory import CLUSTER, laboratory
 
 

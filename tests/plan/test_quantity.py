@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
 from megabatch.errors import ConfigError
-from megabatch.plan.edge import LATENCY, RATE, Span
-from megabatch.plan.quantity import Quantity, read_quantity
+from megabatch.plan.quantity import (
+    COUNT,
+    LATENCY,
+    RATE,
+    Bounds,
+    Quantity,
+    Reach,
+    combine,
+    interval,
+    is_plain,
+    plain_text,
+    read_quantity,
+    shown,
+)
 
-ANY = Span(1e-9, 1e9)
+ANY = Bounds(1e-9, 1e9)
 
 
 def test_bare_numbers_and_tables() -> None:
@@ -57,3 +71,85 @@ def test_what_cannot_be_is_one_line(entry: object, words: str) -> None:
         read_quantity(entry, "link.nic.rate", RATE)
     assert "link.nic.rate" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [1, 1.0, 1e16, 10**16])
+def test_numbers_inside_and_on_the_limits(value: float) -> None:
+    assert RATE.why_not(value) == ""
+
+
+@pytest.mark.parametrize("value", [0, -1, 0.99, 1.01e16, 10**400, math.nan, math.inf, True, None, "5", [1.0]])
+def test_numbers_that_cannot_be(value: object) -> None:
+    assert RATE.why_not(value) == "give a number from 1 to 1e+16"
+
+
+def test_limits_are_told_in_the_unit_of_the_number() -> None:
+    assert RATE.why_not(8e7, 1e9 / 8) == ""
+    assert RATE.why_not(9e7, 1e9 / 8) == "give a number from 8e-09 to 8e+07"
+
+
+def test_zero_whole_numbers_and_hints() -> None:
+    assert LATENCY.why_not(0) == ""
+    assert LATENCY.why_not(1e-13) == "give 0 or a number from 1e-12 to 3600"
+    assert COUNT.why_not(8.0) == ""
+    assert COUNT.why_not(8.5) == "give a whole number from 1 to 1e+09"
+    assert Bounds(1, 2, hint="; or none").why_not(3) == "give a number from 1 to 2; or none"
+
+
+def test_plain_text_is_one_line() -> None:
+    assert plain_text("gr\u00f6\u00dfer [/x] \u5927", "title") == "gr\u00f6\u00dfer [/x] \u5927"
+    for text in ("two\nlines", "\x1b[31mred", "a\u2028b", "tab\t", "\x00"):
+        assert not is_plain(text)
+        with pytest.raises(ConfigError, match=r"title is .*; give text on one line") as caught:
+            plain_text(text, "title")
+        assert is_plain(str(caught.value))
+    with pytest.raises(ConfigError, match="title is 5; give text"):
+        plain_text(5, "title")
+
+
+def test_long_values_are_shortened() -> None:
+    assert shown("x") == "'x'"
+    assert len(shown("x" * 1000)) < 70
+
+
+def test_holds_four_of_five() -> None:
+    draws = 3.0 * np.exp(0.2 * np.random.default_rng(1).standard_normal(20_000))
+    here = interval(3.0, 0.2)
+    assert np.mean([here.holds(value) for value in draws]) == pytest.approx(0.8, abs=0.01)
+    assert here.times(2).high == pytest.approx(2 * here.high)
+
+
+@pytest.mark.parametrize(
+    ("reach", "words"),
+    [
+        (Reach(workers=5), "32 times the workers"),
+        (Reach(batch=1), "local batch of a pass 2 times outside"),
+        (Reach(evidence="same stack"), "another machine"),
+        (Reach(evidence="other stack"), "another software stack"),
+        (Reach(evidence="other framework"), "another framework"),
+        (Reach(evidence="other system"), "other organisations"),
+        (Reach(first_time_across_nodes=True), "one node only"),
+        (Reach(mixed_measurement=True), "evaluation"),
+    ],
+)
+def test_distance_widens_and_is_told(reach: Reach, words: str) -> None:
+    assert reach.deviation > Reach().deviation
+    assert words in reach.warnings[0]
+    assert Reach().warnings == []
+
+
+def test_a_few_more_workers_are_told_apart_from_far_more() -> None:
+    assert Reach(workers=1).warnings == ["2.0 times the workers that were calibrated"]
+    assert "far outside" in Reach(workers=5).warnings[0]
+    assert Reach(workers=-1).warnings == ["2.0 times fewer workers than those that were calibrated"]
+    assert Reach(workers=-1).deviation == Reach(workers=1).deviation
+
+
+def test_rows_that_disagree_widen_and_are_told() -> None:
+    apart = Reach(lack_of_fit=0.2)
+    assert apart.deviation > 4 * Reach().deviation
+    assert "disagree with one another by 20%" in apart.warnings[0]
+
+
+def test_deviations_add_in_squares() -> None:
+    assert combine(3.0, 4.0) == pytest.approx(5.0)

@@ -2,40 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from pathlib import Path
-
 import pytest
 
 from megabatch.errors import ConfigError
-from megabatch.plan.planfile import read_plan
-from megabatch.plan.request import PlanRequest, answer, cluster_lines, parse_duration, run
-from megabatch.plan.workload import workload_from_config
-from megabatch.recipes import load_config
+from megabatch.plan.request import PlanRequest, parse_duration, run
 
 RESNET = ("model.name=resnet50", "data.image_size=224")
-
-
-def test_json_and_a_file_that_train_can_follow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    request = PlanRequest("demo", "abci", "8", overrides=RESNET, as_json=True, output=tmp_path / "plan.json")
-    answer(request)
-    data = json.loads(capsys.readouterr().out)
-    assert data["workers"] == 8
-    assert data["settings"]["train.global_batch_size"] == 512
-    assert data["prediction"]["step_seconds"]["low"] < data["prediction"]["step_seconds"]["high"]
-    assert read_plan(tmp_path / "plan.json").grid == data["grid"]
-    assert data["calibration"] == {"sources": [], "fit": None}
-    assert data["would_help"][0]["gain"] > 0
-
-
-def test_words_for_people(capsys: pytest.CaptureFixture[str]) -> None:
-    answer(PlanRequest("goyal2017", "abci", "8,16", target=75.9, batches=("8192", "0:4096 2:8192")))
-    assert "Choice" in capsys.readouterr().out
-
-
-def test_clusters_are_listed() -> None:
-    assert any(line.startswith("abci") for line in cluster_lines())
 
 
 def test_durations() -> None:
@@ -80,31 +52,3 @@ def test_mistakes_are_one_clear_line(changed: dict[str, object], words: str) -> 
     with pytest.raises(Exception, match=words) as caught:
         run(PlanRequest(**(given | changed)))  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
-
-
-def test_stages_are_stretched_to_the_target_as_schedules_are(tmp_path: Path) -> None:
-    """What is written is what `megabatch train` makes of it: the same stages, at the same parts of the way."""
-    asked = PlanRequest("adabatch2017", "dgx-a100", "64", target=75.9, output=tmp_path / "plan.json", as_json=True)
-    result = run(asked).result
-    own = [one for one in result.candidates if one.batch.count(",") > 3]
-    assert own
-    answer(dataclasses.replace(asked, batches=(), algorithms=("backend",)))
-    planned = read_plan(tmp_path / "plan.json")
-    config = load_config("adabatch2017", list(planned.overrides), epochs=planned.epochs)
-    made = workload_from_config(config, "adabatch2017")
-    steps = sum(number for _, number in made.steps_by_stage(made.epochs))
-    assert steps == pytest.approx(planned.prediction["steps"], rel=0.02)
-
-
-def test_a_plan_that_could_not_be_followed_is_not_written(tmp_path: Path) -> None:
-    asked = PlanRequest(
-        "codreanu2017",
-        "abci",
-        "896",
-        target=75.9,
-        overrides=("collapse.at_epochs=[60.0]",),
-        output=tmp_path / "plan.json",
-    )
-    with pytest.raises(ConfigError, match=r"could not be followed: .*trunk ends"):
-        answer(asked)
-    assert not (tmp_path / "plan.json").exists()

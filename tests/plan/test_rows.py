@@ -7,12 +7,21 @@ from pathlib import Path
 import pytest
 
 from megabatch.errors import DataError
-from megabatch.plan.rows import Row, read_rows, refuse_contradicting
+from megabatch.plan.rows import (
+    SystemRow,
+    choose_evidence,
+    generation,
+    kind_of,
+    read_rows,
+    refuse_contradicting,
+    spelled,
+)
+from tests.plan.test_fit import row
 
 HEAD = "round,org,system,division,accel,net,nodes,acc_per_node,N,gbs,local_b,img_s,step_ms,ttt_s,ttt_cv_pct,epochs,runs"
 
 
-def rows_of(folder: Path, *lines: str) -> tuple[list[Row], list[str]]:
+def rows_of(folder: Path, *lines: str) -> tuple[list[SystemRow], list[str]]:
     path = folder / "rows.csv"
     path.write_text("\n".join((HEAD, *lines)) + "\n", encoding="utf-8")
     return read_rows(path)
@@ -121,7 +130,7 @@ def test_nodes_that_do_not_hold_the_workers_are_doubted(tmp_path: Path) -> None:
     assert remarks == ["line 2 (dgxa100_n8_mxnet): 8 nodes x 4 is not N 64; N is believed"]
 
 
-def mine(folder: Path, *lines: str) -> tuple[Row, ...]:
+def mine(folder: Path, *lines: str) -> tuple[SystemRow, ...]:
     (folder / "mine.csv").write_text("\n".join(("N,nodes,local_b,step_ms", *lines)) + "\n", encoding="utf-8")
     return tuple(read_rows(folder / "mine.csv")[0])
 
@@ -160,3 +169,38 @@ def test_rows_that_no_law_fits_together_are_refused(tmp_path: Path, lines: tuple
 )
 def test_rows_that_may_stand_together(tmp_path: Path, lines: tuple[str, ...]) -> None:
     refuse_contradicting(mine(tmp_path, *lines) if lines else (), "mine.csv")
+
+
+@pytest.mark.parametrize(
+    ("text", "system", "name", "of", "kind"),
+    [
+        ("NVIDIA A100-SXM4-80GB (400W)", "box", "a100-sxm-80gb", "a100", "gpu"),
+        ("A100-PCIe-40GB", "", "a100-pcie-40gb", "a100", "gpu"),
+        ("Nvidia Tesla V100-SXM2-32GB", "2xC4140", "v100-sxm-32gb", "v100", "gpu"),
+        ("", "dgx2h_n96_ngc19.05_mxnet", "dgx2h", "v100", "gpu"),
+        ("NVIDIA H100-SXM5-80GB", "dgxh100_n8", "dgxh100", "h100", "gpu"),
+        ("TPU", "tpu-v4-128-TF", "tpu-v4", "tpu-v4", "tpu"),
+        ("Ascend 910 Pro A", "CloudBrainII_256", "ascend-910-pro-a", "ascend910", "other"),
+        ("Ascend910", "modelarts", "ascend910", "ascend910", "other"),
+        ("Habana Gaudi2", "HLS", "gaudi2", "gaudi2", "other"),
+        ("Tesla V100 SXM2 16 GB", "", "v100-sxm-16-gb", "v100", "gpu"),
+        ("", "", "unknown", "unknown", "other"),
+    ],
+)
+def test_one_name_for_one_thing(text: str, system: str, name: str, of: str, kind: str) -> None:
+    assert spelled(text, system) == name
+    assert generation(name) == of
+    assert kind_of(name) == kind
+
+
+def test_evidence_goes_from_near_to_far() -> None:
+    own, older = row(8, 408.0), row(8, 408.0, stack="1.1 mxnet closed", factor=1.1)
+    framework, other = row(8, 408.0, stack="2.0 jax closed"), row(8, 400.0, family="else:a100-pcie", factor=1.2)
+    rows = [own, older, framework, other]
+    assert choose_evidence(rows, own.family, own.stack, "a100", "box") == ([own], "same system")
+    assert choose_evidence(rows, own.family, own.stack, "a100", "tower") == ([own], "same stack")
+    assert choose_evidence([older, framework, other], own.family, own.stack, "a100", "box") == ([older], "other stack")
+    assert choose_evidence([framework, other], own.family, own.stack, "a100", "box") == ([framework], "other framework")
+    assert choose_evidence([other], own.family, own.stack, "a100", "box") == ([other], "other system")
+    with pytest.raises(DataError, match="no calibration row has the accelerator 'h100'"):
+        choose_evidence(rows, "who:h100", own.stack, "h100", "box")

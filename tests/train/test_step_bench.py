@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from megabatch.errors import ConfigError
-from megabatch.plan.step_times import step_times_from_data
+from megabatch.plan.compute import step_times_from_data
 from megabatch.recipes import load_config
 from megabatch.train.step_bench import StepBenchRequest, bench_steps, parse_batches
 

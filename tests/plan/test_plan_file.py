@@ -13,9 +13,9 @@ import pytest
 from megabatch.config import Config
 from megabatch.errors import ConfigError
 from megabatch.plan.convergence import ConvergenceLaw, mlperf_law
-from megabatch.plan.planfile import follow, plan_as_data, read_plan
-from megabatch.plan.planner import Goal, PlanResult, plan
-from megabatch.plan.search import Space
+from megabatch.plan.estimate import Estimator
+from megabatch.plan.plan_file import follow, plan_as_data, read_plan
+from megabatch.plan.search import Goal, PlanResult, Space, plan
 from megabatch.plan.workload import Workload, model_layers, workload_of
 from megabatch.recipes import load_config
 from megabatch.schedule.batch import BatchStages, first_sample, parse_stages
@@ -24,8 +24,8 @@ from tests.plan.laboratory import laboratory, workload
 
 def test_a_plan_comes_back_as_overrides(tmp_path: Path) -> None:
     load = workload("0:32768 30:65536")
-    result = plan(laboratory(), load, [64, 256], Goal())
-    data = plan_as_data(result, "laboratory", load)
+    result = plan(Estimator(laboratory(), load), [64, 256], Goal())
+    data = plan_as_data(result, "laboratory")
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(data), encoding="utf-8")
     back = read_plan(path)
@@ -49,8 +49,8 @@ def written(path: Path, recipe: str, *, workers: int = 64, law: bool = False, **
     layers = model_layers("resnet50")[0]
     load = workload_of(recipe, typed["overrides"], layers, scale=typed.get("scale"), epochs=typed.get("epochs"))
     load = dataclasses.replace(load, model="resnet50")
-    result = own_batch(plan(laboratory(), load, [workers], Goal(), law=mlperf_law() if law else None), load)
-    path.write_text(json.dumps(plan_as_data(result, "laboratory", load, **typed)), encoding="utf-8")
+    result = own_batch(plan(Estimator(laboratory(), load, mlperf_law() if law else None), [workers], Goal()), load)
+    path.write_text(json.dumps(plan_as_data(result, "laboratory", **typed)), encoding="utf-8")
     return result
 
 
@@ -118,8 +118,8 @@ def test_rate_and_batch_change_at_the_same_step_whatever_the_length(tmp_path: Pa
     path = tmp_path / "plan.json"
     for length in (35 + 0.37 * index for index in range(109)):  # to 75 epochs
         load = workload_of("smith2017")
-        result = plan(laboratory(), load, [64], Goal(), law=law_of(length), space=Space(("torus",), None, 25.0))
-        path.write_text(json.dumps(plan_as_data(own_batch(result, load), "laboratory", load)), encoding="utf-8")
+        result = plan(Estimator(laboratory(), load, law_of(length)), [64], Goal(), space=Space(("torus",), None, 25.0))
+        path.write_text(json.dumps(plan_as_data(own_batch(result, load), "laboratory")), encoding="utf-8")
         config = trained(path, "smith2017", epochs=typed)
         assert config.train.epochs == (typed or pytest.approx(length, rel=3e-3))
         assert isinstance(config.optimizer.lr, tuple)
@@ -168,8 +168,8 @@ def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
 def test_following_a_plan(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     for workers in (16, 256):
-        result = plan(laboratory(), workload(), [workers], Goal())
-        path.write_text(json.dumps(plan_as_data(result, "laboratory", workload())), encoding="utf-8")
+        result = plan(Estimator(laboratory(), workload()), [workers], Goal())
+        path.write_text(json.dumps(plan_as_data(result, "laboratory")), encoding="utf-8")
         grid = result.chosen.candidate.grid.text
         assert follow(path, "test", None, None, {"RANK": "0"}).workers is None
         assert follow(path, "somewhere/test.toml", None, workers, {}).grid == grid

@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megabatch.errors import ConfigError
-from megabatch.plan.helps import Help
-from megabatch.plan.interval import Interval
-from megabatch.plan.planner import PlanResult
-from megabatch.plan.predict import Prediction
-from megabatch.plan.workload import Workload
+from megabatch.errors import ConfigError, MegabatchError
+from megabatch.files import write_atomically
+from megabatch.plan.estimate import Estimate
+from megabatch.plan.quantity import Interval
+from megabatch.plan.search import PlanResult
+from megabatch.recipes import load_config
 from megabatch.schedule.batch import parse_stages
 
-__all__ = ["PlannedRun", "follow", "plan_as_data", "prediction_as_data", "read_plan"]
+__all__ = ["PlannedRun", "estimate_as_data", "follow", "plan_as_data", "read_plan"]
 
 FORMAT = 1
 _MOST_LOCAL_WORKERS = 64
@@ -57,7 +57,6 @@ class PlannedRun:
 def plan_as_data(
     result: PlanResult,
     cluster: str,
-    workload: Workload,
     *,
     overrides: Sequence[str] = (),
     scale: str | None = None,
@@ -70,19 +69,19 @@ def plan_as_data(
     """
     chosen, load = result.chosen, result.load
     bucket = chosen.candidate.bucket_mb
-    assumed = workload.epochs
-    if not math.isclose(chosen.epochs.middle, workload.epochs):  # those to a target
+    assumed = load.epochs
+    if not math.isclose(chosen.epochs.middle, assumed):  # those to a target
         assumed = epochs = _rounded_up(chosen.epochs.middle)
     settings: dict[str, Any] = {
         "comm.algorithm": chosen.candidate.algorithm,
-        "comm.bucket_mb": bucket if math.isfinite(bucket) else workload.bucket_mb_of_all,
+        "comm.bucket_mb": bucket if math.isfinite(bucket) else load.bucket_mb_of_all,
         _BATCH: load.stages_over(assumed).text,
         "train.epochs": assumed,
         "train.ghost_batch_size": chosen.ghost_batch_size,
     }
     return {
         "megabatch_plan": FORMAT,
-        "recipe": workload.name,
+        "recipe": load.name,
         "cluster": cluster,
         "goal": result.reason,
         "workers": chosen.candidate.workers,
@@ -93,18 +92,18 @@ def plan_as_data(
         "settings": settings,
         # The stages as they were before they were stretched, for a run over yet another length.
         "stages": {_BATCH: load.stages.text, "train.epochs": assumed if load.fixed_stages else load.epochs},
-        "prediction": prediction_as_data(chosen),
-        "candidates": [prediction_as_data(one) for one in result.candidates],
+        "prediction": estimate_as_data(chosen),
+        "candidates": [estimate_as_data(one) for one in result.candidates],
         "front": [result.candidates.index(one) for one in result.front],
         "num_considered": result.num_considered,
         "left_out": list(result.left_out),
         "binding": result.binding,
-        "would_help": [_help(one) for one in result.helps],
+        "sensitivity": [dataclasses.asdict(one) for one in result.sensitivity],
     }
 
 
-def prediction_as_data(one: Prediction) -> dict[str, Any]:
-    """One prediction; seconds, and 80 % intervals as low and high."""
+def estimate_as_data(one: Estimate) -> dict[str, Any]:
+    """One estimate; seconds, and 80 % intervals as low and high."""
     bucket = one.candidate.bucket_mb
     return {
         "workers": one.candidate.workers,
@@ -134,6 +133,20 @@ def prediction_as_data(one: Prediction) -> dict[str, Any]:
         "warnings": list(one.warnings),
         "notes": list(one.notes),
     }
+
+
+def write_plan(path: Path, data: Mapping[str, Any], recipe: str) -> None:
+    """Write a plan, if `megabatch train --plan` can read its settings: better to know now than on a cluster.
+
+    Raises:
+        ConfigError: it could not be followed.
+    """
+    settings = [f"{key}={json.dumps(value)}" for key, value in data["settings"].items()]
+    try:
+        load_config(recipe, [*data["overrides"], *settings], scale=data["scale"], epochs=data["epochs"])
+    except MegabatchError as error:
+        raise ConfigError(f"the plan could not be followed: {error}") from None
+    write_atomically(path, json.dumps(data, indent=1) + "\n")
 
 
 def read_plan(path: str | Path) -> PlannedRun:
@@ -238,11 +251,7 @@ def _interval(value: Interval) -> dict[str, float]:
     return {"middle": value.middle, "low": value.low, "high": value.high}
 
 
-def _part(one: Prediction, *names: str) -> dict[str, float]:
+def _part(one: Estimate, *names: str) -> dict[str, float]:
     """Parts of a step, as uncertain as the whole of it."""
     seconds = sum(one.step_parts[name] for name in names)
     return _interval(one.step.times(seconds / one.step.middle))
-
-
-def _help(one: Help) -> dict[str, Any]:
-    return {"what": one.what, "gain": one.gain, "binding": one.binding}

@@ -1,14 +1,19 @@
-"""Seconds of an all-reduce on a cluster: the phases of `comm.phases`, the links they cross, the prices of
-`comm.price`.
+"""Seconds of an all-reduce on a network of nodes and racks: the phases of `comm.phases`, the links they cross, the
+prices of `comm.price`.
+
+    worker --port-- node --NIC-- rack switch --uplink-- the other racks
 
 A phase advances in rounds; a round lasts as long as its busiest link needs for the transfers that share it, plus
-the latency of the longest path, plus the software latency of one message. `topology` counts the transfers, this
-file turns counts and rates into the latency and rate of a hop, and `comm.price` does the rest, so that planning,
-choosing at run time and measuring speak of one price. A cluster with a `calibration` (measured axes) is priced by
-that instead.
+the latency of the longest path, plus the software latency of one message. Transfers are counted, not assumed; counts
+and rates make the latency and rate of a hop, and `comm.price` does the rest, so that planning, choosing at run time and
+measuring speak of one price. All of this is a straight line in the bytes of the message: latency + bytes / rate. So an
+algorithm on a grid is priced once, as a `Curve`, and each bucket costs an addition.
 
-All of this is a straight line in the bytes of the message: latency + bytes / rate. So an algorithm on a grid is
-priced once, as a `Curve`, and each bucket costs an addition.
+Ranks fill nodes, nodes fill racks, in order. A hop along an axis of a grid goes `stride` ranks on. For every node
+and every rack the transfers that leave and enter are counted; the busiest one binds. Worked example, 4 workers a
+node, grid 8x8: along the row (stride 1) one of four workers sends to the next node, so a NIC carries 1 transfer;
+along the column (stride 8) all four do, so it carries 4, and each gets a quarter of the NIC. Worlds of more than
+`_MAX_COUNTED` ranks are counted on their first ranks only, whole lines of the axis and whole racks as far as they fit.
 
 The backend's own all-reduce is not known from outside. Where the cluster file says `collectives = "tree"` it is the
 better of a flat ring and a pipelined double binary tree: 2 log2(nodes) latencies and fillings, and twice the
@@ -22,25 +27,50 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
-from megabatch.comm.calibration import predictions
-from megabatch.comm.phases import ALGORITHMS, WORLD, Phase, Step, num_lanes, phases
+import numpy as np
+
+from megabatch.comm.phases import WORLD, Phase, Step, num_lanes, phases
 from megabatch.comm.price import LinkCost, phase_seconds
 from megabatch.comm.shape import GridShape
-from megabatch.plan.cluster import Cluster, Network
-from megabatch.plan.topology import Flows, count_crossings, count_peer_flows, count_ring_flows, count_swap_flows
 
-__all__ = ["CLASSES", "AllReduce", "Curve", "Hop", "Line", "hop", "price_all_reduce", "price_curve", "price_swaps"]
+__all__ = [
+    *("CHAIN_SEGMENTS", "AllReduce", "Curve", "Flows", "Line", "Network", "count_crossings", "count_peer_flows"),
+    *("count_ring_flows", "count_swap_flows", "price_curve", "price_swaps"),
+]
 
-CLASSES = ("worker link", "NIC", "rack uplink")
 CHAIN_SEGMENTS = 16
+_CLASSES = ("worker link", "NIC", "rack uplink")
+_MAX_COUNTED = 1 << 16
 _WHOLE = 1 << 62
 _TREE_CHUNK_BYTES = 512 * 1024
 _SIZES = (float(1 << 24), float(1 << 25))
 
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
 
 @dataclass(frozen=True, slots=True)
-class Hop:
+class Network:
+    """The links alone, bytes per second and seconds: what the price of an all-reduce depends on.
+
+    collectives: what the backend's own all-reduce is taken for, "ring" or "tree". nodes_per_rack 0: one fabric.
+    """
+
+    workers_per_node: int
+    nodes_per_rack: int
+    worker_rate: float
+    worker_latency: float
+    nic_rate: float
+    nic_latency: float
+    rack_rate: float
+    rack_latency: float
+    software_latency: float
+    collectives: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Hop:
     """One round of a phase: latency of the longest path, and seconds per byte of a transfer, by class of link."""
 
     latency_seconds: float
@@ -94,24 +124,8 @@ class Curve:
             return AllReduce(0.0, {})
         pick = min if self.choice else max
         line = pick(self.lines, key=lambda one: one.seconds(message_bytes))
-        parts = {name: part * message_bytes for name, part in zip(CLASSES, line.per_byte, strict=True)}
+        parts = {name: part * message_bytes for name, part in zip(_CLASSES, line.per_byte, strict=True)}
         return AllReduce(line.seconds(message_bytes), {"latency": line.latency_seconds, **parts})
-
-
-def price_all_reduce(cluster: Cluster, algorithm: str, shape: GridShape, message_bytes: float) -> AllReduce:
-    """Seconds of one message on the grid `shape`, whose ranks fill the nodes of the cluster in order.
-
-    Raises:
-        ConfigError: the algorithm is unknown, or the cluster's measurement says nothing about this grid.
-    """
-    if cluster.calibration is None:
-        return price_curve(cluster.network, algorithm, shape).at(message_bytes)
-    if algorithm not in ALGORITHMS:
-        phases(algorithm, shape)  # says which are known
-    ranked = {one.algorithm: one.seconds for one in predictions(cluster.calibration, shape, message_bytes)}
-    tiny = {one.algorithm: one.seconds for one in predictions(cluster.calibration, shape, 1)}
-    latency = min(ranked[algorithm], tiny[algorithm])
-    return AllReduce(ranked[algorithm], {"latency": latency, "NIC": ranked[algorithm] - latency})
 
 
 @lru_cache(maxsize=65536)
@@ -132,7 +146,7 @@ def price_curve(network: Network, algorithm: str, shape: GridShape, chain_segmen
     return Curve(tuple(lanes) if phase_list else ())
 
 
-def hop(network: Network, flows: Flows) -> Hop:
+def _hop(network: Network, flows: Flows) -> _Hop:
     """What a round costs in which these transfers share the links."""
     latency = network.software_latency + 2 * network.worker_latency
     nic = rack = 0.0
@@ -142,7 +156,7 @@ def hop(network: Network, flows: Flows) -> Hop:
     if flows.rack:
         latency += 2 * network.rack_latency
         rack = flows.rack / network.rack_rate
-    return Hop(latency, (flows.port / network.worker_rate, nic, rack))
+    return _Hop(latency, (flows.port / network.worker_rate, nic, rack))
 
 
 def price_swaps(network: Network, world_size: int, steps: Iterable[Step]) -> Line:
@@ -150,7 +164,7 @@ def price_swaps(network: Network, world_size: int, steps: Iterable[Step]) -> Lin
     total = Line(0.0, (0.0, 0.0, 0.0))
     for step in steps:
         flows = count_swap_flows(world_size, step.distance, network.workers_per_node, network.nodes_per_rack)
-        cost = hop(network, flows)
+        cost = _hop(network, flows)
         per_byte = step.count * float(step.share) * max(cost.seconds_per_byte)
         total = total.plus(Line(step.count * cost.latency_seconds, _only(cost.binding, per_byte)))
     return total
@@ -168,10 +182,10 @@ def _price_phase(
         return _price_chain(network, phase, shape.world_size, stride, chain_segments)
     layout = (shape.world_size, stride, phase.size, network.workers_per_node, network.nodes_per_rack)
     if phase.pattern == "direct":
-        cost = hop(network, count_peer_flows(*layout))
+        cost = _hop(network, count_peer_flows(*layout))
         rate, overhead = (phase.size - 1) / max(cost.seconds_per_byte), network.software_latency
     else:
-        cost = hop(network, count_ring_flows(*layout, leaders=phase.leaders))
+        cost = _hop(network, count_ring_flows(*layout, leaders=phase.leaders))
         rate, overhead = 1 / max(cost.seconds_per_byte), cost.latency_seconds
     # One axis of its own, whose cost holds what the counting found: sharing is in the rate already.
     alone, axis = dataclasses.replace(phase, axis=0, leaders=False), GridShape((phase.size,))
@@ -194,8 +208,8 @@ def _price_chain(
     flows = count_ring_flows(*layout, network.nodes_per_rack, leaders=phase.leaders, closed=False)
     total = Line(0.0, (0.0, 0.0, 0.0))
     for hops, cost, count in (
-        (slow, hop(network, flows), segments),
-        (phase.size - 1 - slow, hop(network, Flows(1, 0, 0)), 1 if slow else segments),
+        (slow, _hop(network, flows), segments),
+        (phase.size - 1 - slow, _hop(network, Flows(1, 0, 0)), 1 if slow else segments),
     ):
         if hops:
             share = phase.share if count > 1 else phase.share / segments
@@ -217,8 +231,8 @@ def _tree(network: Network, world_size: int) -> Line:
     per_node = min(network.workers_per_node, world_size)
     nodes = -(-world_size // per_node)
     racks = -(-nodes // network.nodes_per_rack) if network.nodes_per_rack else 1
-    inside = hop(network, Flows(1, 0, 0))
-    across = hop(network, Flows(1, 1 if nodes > 1 else 0, 1 if racks > 1 else 0))
+    inside = _hop(network, Flows(1, 0, 0))
+    across = _hop(network, Flows(1, 1 if nodes > 1 else 0, 1 if racks > 1 else 0))
     depth = math.ceil(math.log2(nodes)) if nodes > 1 else 0
     filling = _TREE_CHUNK_BYTES * max(across.seconds_per_byte)
     latency = 2 * (depth * (across.latency_seconds + filling) + (per_node - 1) * inside.latency_seconds)
@@ -227,3 +241,99 @@ def _tree(network: Network, world_size: int) -> Line:
 
 def _only(index: int, value: float) -> tuple[float, float, float]:
     return (value if index == 0 else 0.0, value if index == 1 else 0.0, value if index == 2 else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Flows:
+    """Transfers of one step that share the busiest link of each class; 0: none crosses it.
+
+    port: out of one worker. nic, rack: in or out of one node or rack, whichever is more.
+    """
+
+    port: int
+    nic: int
+    rack: int
+
+
+@lru_cache(maxsize=65536)
+def count_ring_flows(
+    world_size: int,
+    stride: int,
+    size: int,
+    workers_per_node: int,
+    nodes_per_rack: int,
+    *,
+    leaders: bool = False,
+    closed: bool = True,
+) -> Flows:
+    """Every rank sends to the next along the axis, the last to the first unless the line is not `closed`.
+
+    With `leaders` only those at position 0 of the faster axes take part.
+    """
+    block = stride * size
+    ranks = _ranks(world_size, block)
+    along = ranks % block // stride
+    keep = np.ones(len(ranks), dtype=bool) if closed else along < size - 1
+    if leaders:
+        keep &= ranks % stride == 0
+    targets = ranks + np.where(along == size - 1, -(size - 1) * stride, stride)
+    return _count(ranks[keep], targets[keep], workers_per_node, nodes_per_rack)
+
+
+@lru_cache(maxsize=65536)
+def count_swap_flows(world_size: int, distance: int, workers_per_node: int, nodes_per_rack: int) -> Flows:
+    """Ranks swap with the partner whose number differs in the bit `distance`, as in halving-doubling."""
+    ranks = _ranks(world_size, 2 * distance)
+    partners = ranks ^ distance
+    inside = partners < world_size
+    return _count(ranks[inside], partners[inside], workers_per_node, nodes_per_rack)
+
+
+@lru_cache(maxsize=65536)
+def count_peer_flows(world_size: int, stride: int, size: int, workers_per_node: int, nodes_per_rack: int) -> Flows:
+    """Every rank sends to all other positions of its axis at once."""
+    block = stride * size
+    ranks = _ranks(world_size, block)
+    lines = ranks // block * stride + ranks % stride
+    nic = _leaving(lines, ranks // workers_per_node, size)
+    rack = _leaving(lines, ranks // (workers_per_node * nodes_per_rack), size) if nodes_per_rack else 0
+    return Flows(size - 1, nic, rack)
+
+
+@lru_cache(maxsize=65536)
+def count_crossings(world_size: int, stride: int, size: int, workers_per_node: int) -> int:
+    """The most hops of one line, from its first position to its last, that leave a node."""
+    ranks = _ranks(world_size, stride * size)
+    inner = ranks[ranks % (stride * size) // stride < size - 1]
+    leaves = inner // workers_per_node != (inner + stride) // workers_per_node
+    lines = inner // (stride * size) * stride + inner % stride
+    return int(np.bincount(lines, weights=leaves).max()) if len(inner) else 0
+
+
+def _ranks(world_size: int, block: int) -> Ints:
+    if world_size <= _MAX_COUNTED:
+        return np.arange(world_size)
+    return np.arange(min(world_size, max(block, _MAX_COUNTED // block * block), 4 * _MAX_COUNTED))
+
+
+def _count(sources: Ints, targets: Ints, workers_per_node: int, nodes_per_rack: int) -> Flows:
+    nic = _busiest(sources // workers_per_node, targets // workers_per_node)
+    per_rack = workers_per_node * nodes_per_rack
+    return Flows(1, nic, _busiest(sources // per_rack, targets // per_rack) if nodes_per_rack else 0)
+
+
+def _busiest(sources: Ints, targets: Ints) -> int:
+    """The most transfers that leave, or enter, one group."""
+    crossing = sources != targets
+    if not crossing.any():
+        return 0
+    # Numbers count from the least one: in a large world the first ranks send to groups far away.
+    ends = (ends[crossing] for ends in (sources, targets))
+    return int(max(np.bincount(groups - groups.min()).max() for groups in ends))
+
+
+def _leaving(lines: Ints, groups: Ints, size: int) -> int:
+    """The most transfers out of one group when each member of a line sends to every other member."""
+    pairs, members = np.unique(groups * (int(lines.max()) + 1) + lines, return_counts=True)
+    out = np.bincount(pairs // (int(lines.max()) + 1), weights=members * (size - members))
+    return int(out.max())
