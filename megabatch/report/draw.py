@@ -55,6 +55,7 @@ def write_figures(figures: Iterable[Figure], folder: Path) -> list[Path]:
         raise ConfigError(f"--figures '{folder}' cannot be made: {error.strerror}; give another folder") from None
     written = []
     for figure in figures:
+        contents = {"csv": csv_text(figure).encode()}
         with mpl.rc_context(_STYLE):
             drawing = Drawing(figsize=(7.2, 4.4), layout="constrained")
             _draw(drawing.add_subplot(), figure)
@@ -62,14 +63,11 @@ def write_figures(figures: Iterable[Figure], folder: Path) -> list[Path]:
                 out = io.BytesIO()
                 metadata = {"Date": None, "Creator": None} if suffix == "svg" else {"Software": None}
                 canvas(drawing).print_figure(out, format=suffix, dpi=160, metadata=metadata)
-                written.append(_write(folder / f"{figure.key}.{suffix}", out.getvalue()))
-        written.append(_write(folder / f"{figure.key}.csv", csv_text(figure).encode()))
+                contents[suffix] = out.getvalue()
+        for suffix, content in contents.items():
+            written.append(folder / f"{figure.key}.{suffix}")
+            write_atomically(written[-1], content)
     return written
-
-
-def _write(path: Path, content: bytes) -> Path:
-    write_atomically(path, content)
-    return path
 
 
 def _draw(axes: Any, figure: Figure) -> None:

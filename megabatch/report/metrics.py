@@ -143,10 +143,7 @@ def iterate_rows(path: Path) -> Iterator[dict[str, Any]]:
         FileNotFoundError, UnreadableError: there is nothing, or something else than an ordinary file.
     """
     with open_regular(path) as file:
-        for line in bounded_lines(file, MAX_LINE_BYTES):
-            row = _parse(line)
-            if row is not None and number(row.get("step")) is not None:
-                yield row
+        yield from filter(None, _parsed(bounded_lines(file, MAX_LINE_BYTES)))
 
 
 def _collect(lines: Iterator[bytes | None], num_lines: int) -> Metrics:
@@ -157,13 +154,9 @@ def _collect(lines: Iterator[bytes | None], num_lines: int) -> Metrics:
     # A bucket keeps four points: up to four times as many rows as buckets can all be kept at the same price.
     is_thinned = num_lines > 4 * NUM_BUCKETS
     rows_per_bucket = -(-num_lines // NUM_BUCKETS) if is_thinned else 1
-    for line in lines:
-        row = _parse(line)
-        if row is None:
-            num_damaged += 1
-            continue
-        step, epoch = number(row.get("step")), number(row.get("epoch"))
-        if step is None:
+    for row in _parsed(lines):
+        step, epoch = (number(row.get(name)) for name in ("step", "epoch")) if row else (None, None)
+        if row is None or step is None:
             num_damaged += 1
             continue
         place = step if epoch is None else epoch
@@ -187,11 +180,11 @@ def _collect(lines: Iterator[bytes | None], num_lines: int) -> Metrics:
     return Metrics(columns, num_rows, num_damaged, is_thinned, tuple(stages))
 
 
-def _parse(line: bytes | None) -> dict[str, Any] | None:
-    if line is None:
-        return None
-    try:
-        value = parse_json(line)
-    except UnreadableError:
-        return None
-    return value if isinstance(value, dict) else None
+def _parsed(lines: Iterator[bytes | None]) -> Iterator[dict[str, Any] | None]:
+    """The rows, None for each that is damaged, too long or without a step."""
+    for line in lines:
+        try:
+            row = parse_json(line) if line is not None else None
+        except UnreadableError:
+            row = None
+        yield row if isinstance(row, dict) and number(row.get("step")) is not None else None

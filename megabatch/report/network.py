@@ -6,6 +6,7 @@ The one place where `report` reads files of `comm`: both formats are defined the
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,24 +19,13 @@ from megabatch.errors import ConfigError, DataError
 from megabatch.report.figure import ALGORITHM_COLORS, Axis, Figure, Missing, Series, algorithm_color
 from megabatch.report.run import Run
 from megabatch.report.units import bytes_text
-from megabatch.report.untrusted import (
-    MAX_FILE_BYTES,
-    UnreadableError,
-    items,
-    number,
-    open_regular,
-    parse_json,
-    table,
-    text,
-    whole,
-)
+from megabatch.report.untrusted import UnreadableError, items, number, read_table, table, text, whole
 
 __all__ = ["NetworkTimes", "all_reduce", "network_times", "read_network"]
 
 TITLE = "All-reduce time by message size"
 _NEEDED = "give a file of `megabatch bench allreduce --output`"
 _LINE_POINTS = 25
-_MAX_ROWS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +69,18 @@ def read_network(path: Path, message_bytes: int = 0) -> NetworkTimes:
         DataError: the file is neither of the two.
     """
     try:
-        with open_regular(path) as file:
-            data = file.read(MAX_FILE_BYTES)
-        content = parse_json(data)
-    except FileNotFoundError:
-        raise DataError(f"'{path}' does not exist; {_NEEDED}") from None
-    except (UnreadableError, OSError) as error:
+        content = read_table(path)
+    except UnreadableError as error:
         raise DataError(f"'{path}' {error}; {_NEEDED}") from None
+    if content is None:
+        raise DataError(f"'{path}' does not exist; {_NEEDED}")
     source = text(path.name, 80)
-    if "megabatch_calibration" in table(content):
+    if "megabatch_calibration" in content:
         try:
-            calibration = calibration_from_text(data.decode(), f"'{path}'")
-        except (ConfigError, UnicodeDecodeError) as error:
+            return _of_calibration(calibration_from_text(json.dumps(content), f"'{path}'"), message_bytes, source)
+        except ConfigError as error:
             raise DataError(str(error)) from None
-        return _of_calibration(calibration, message_bytes, source)
-    rows = items(content if isinstance(content, list) else table(content).get("rows"), _MAX_ROWS)
+    rows = items(content.get("rows"))
     if not rows:
         raise DataError(f"'{path}' holds no all-reduce times; {_NEEDED}")
     return NetworkTimes(tuple(row for row in rows if isinstance(row, dict)), source=source)
@@ -171,12 +158,11 @@ def all_reduce(times: NetworkTimes) -> Figure | Missing:
 
 def _cells(rows: Sequence[Any]) -> dict[str, list[_Cell]]:
     found: dict[str, dict[int, _Cell]] = {}
-    for row in rows:
-        values = table(row)
-        name, size = text(values.get("algorithm"), 40), whole(values.get("message_bytes"), 1, 2**50)
-        seconds = number(values.get("seconds")) or number(values.get("p50_seconds"))
+    for row in map(table, rows):
+        name, size = text(row.get("algorithm"), 40), whole(row.get("message_bytes"), 1, 2**50)
+        seconds = number(row.get("seconds")) or number(row.get("p50_seconds"))
         if name and size and seconds and seconds > 0:
-            high, count = number(values.get("p95_seconds")), whole(values.get("iterations"), 1)
+            high, count = number(row.get("p95_seconds")), whole(row.get("iterations"), 1)
             found.setdefault(name, {})[size] = _Cell(size, seconds, high, count)
     known = [name for name in ALGORITHM_COLORS if name in found]
     order = known + sorted(found.keys() - set(known))

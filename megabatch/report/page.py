@@ -20,31 +20,14 @@ from rich.progress import track
 
 from megabatch.errors import ConfigError
 from megabatch.files import write_atomically
+from megabatch.report import curves, sections, speed
 from megabatch.report.claim import headline, state
-from megabatch.report.curves import (
-    accuracy,
-    ensemble,
-    global_batch_size,
-    images_per_second,
-    loss,
-    lr,
-    momentum,
-    noise_scale,
-)
 from megabatch.report.draw import write_figures
 from megabatch.report.figure import COLORS, Figure, Missing, figure_as_data
 from megabatch.report.network import NetworkTimes, all_reduce, network_times
 from megabatch.report.plan_compare import predicted
 from megabatch.report.run import Run, read_runs
-from megabatch.report.sections import (
-    chip,
-    claim_section,
-    conditions_section,
-    escape,
-    figures_section,
-    repeat_section,
-)
-from megabatch.report.speed import efficiency, ranks, step_split
+from megabatch.report.sections import chip, escape
 from megabatch.report.torus import torus_as_data
 
 __all__ = [
@@ -90,12 +73,13 @@ def write_report_files(
 
 def all_figures(runs: Sequence[Run], times: NetworkTimes | None = None) -> list[Figure | Missing]:
     """Every figure in its order, or why it is not there."""
-    curves = (accuracy, loss, lr, global_batch_size, momentum, images_per_second)
-    return [
-        *(make(runs) for make in (*curves, step_split, ranks)),
-        all_reduce(times or network_times(runs)),
-        *(make(runs) for make in (efficiency, predicted, noise_scale, ensemble)),
-    ]
+    before = (
+        *(curves.accuracy, curves.loss, curves.lr, curves.global_batch_size, curves.momentum),
+        *(curves.images_per_second, speed.step_split, speed.ranks),
+    )
+    after = (speed.efficiency, predicted, curves.noise_scale, curves.ensemble)
+    network = all_reduce(times or network_times(runs))
+    return [*(make(runs) for make in before), network, *(make(runs) for make in after)]
 
 
 @dataclass(frozen=True)
@@ -119,10 +103,10 @@ def build_page(runs: Sequence[Run], times: NetworkTimes | None = None, *, live: 
     missing = [one for one in found if isinstance(one, Missing)]
     torus = torus_as_data(runs[0], times) if len(runs) == 1 else None
     parts = {
-        "claim": claim_section(runs),
-        "conditions": conditions_section(runs),
-        "figures": figures_section(figures, missing, torus),
-        "repeat": repeat_section(runs),
+        "claim": sections.claim_section(runs),
+        "conditions": sections.conditions_section(runs),
+        "figures": sections.figures_section(figures, missing, torus),
+        "repeat": sections.repeat_section(runs),
     }
     data: dict[str, Any] = {
         "figures": [figure_as_data(figure) for figure in figures],

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -74,9 +74,6 @@ class PlanComparison:
     differences: tuple[str, ...] = ()
     remark: str = ""
     global_batch_size: float = 0.0
-
-    def __iter__(self) -> Iterator[PartComparison]:
-        return iter(self.parts)
 
     @property
     def difference_line(self) -> str:

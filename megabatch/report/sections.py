@@ -9,16 +9,8 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
-from megabatch.report.claim import (
-    Tile,
-    conditions,
-    differing_settings,
-    headline,
-    repeat_commands,
-    result_rows,
-    settings_of,
-    tiles,
-)
+from megabatch.report import claim
+from megabatch.report.claim import Tile, conditions, settings_of
 from megabatch.report.figure import Figure, Missing, csv_rows, thin
 from megabatch.report.run import Run
 
@@ -70,15 +62,15 @@ def definitions(rows: Sequence[tuple[str, str]]) -> str:
 def claim_section(runs: Sequence[Run]) -> str:
     """The sentence, the numbers, what the recipe's reference says, and what was wrong with the folder."""
     # A hyphen at which no line breaks: "top-1" and names of runs stay whole.
-    out = [f'<h1 id="claim-title">{escape(headline(runs)).replace("-", "&#8209;")}</h1>']
+    out = [f'<h1 id="claim-title">{escape(claim.headline(runs)).replace("-", "&#8209;")}</h1>']
     out += [f'<p class="soft">{escape(", ".join(run.name for run in runs))}</p>']
     for run in runs:
         out += [f'<p class="problem" role="note">{escape(run.name)}: {escape(problem)}</p>' for problem in run.problems]
     if len(runs) > 1:
-        head, rows = result_rows(runs)
+        head, rows = claim.result_rows(runs)
         out.append(html_table("Results, all measured", head, rows))
     else:
-        found = "".join(_tile(tile) for tile in tiles(runs[0]))
+        found = "".join(_tile(tile) for tile in claim.tiles(runs[0]))
         out.append(f'<div class="tiles">{found}</div>' if found else "<p>Nothing is measured yet.</p>")
     return "\n".join(out)
 
@@ -101,7 +93,7 @@ def conditions_section(runs: Sequence[Run]) -> str:
     out = ['<h2 id="conditions-title">Conditions</h2>']
     if len(runs) == 1:
         return out[0] + definitions(conditions(runs[0])) + _settings(runs[0], 0)
-    rows = [[name, *values] for name, values in differing_settings(runs)]
+    rows = [[name, *values] for name, values in claim.differing_settings(runs)]
     head = ["setting", *(run.name for run in runs)]
     out.append(
         html_table("Settings that differ", head, rows, numeric=False)
@@ -217,7 +209,7 @@ def repeat_section(runs: Sequence[Run]) -> str:
     """The commands that make the runs and this page again."""
     out = ['<h2 id="repeat-title">How to repeat it</h2>']
     for index, run in enumerate(runs):
-        lines = "\n".join(repeat_commands(run))
+        lines = "\n".join(claim.repeat_commands(run))
         out.append(
             f'<pre id="commands-{index}">{escape(lines)}</pre>'
             f'<button type="button" data-copy="commands-{index}">Copy'

@@ -50,7 +50,7 @@ def parts_of(folder: Path) -> dict[str, PartComparison]:
 
 def test_steps_of_the_priced_batch_are_compared_without_the_first(tmp_path: Path) -> None:
     found = compare_run(planned_run(tmp_path / "a"))
-    parts = {one.part: one for one in found}
+    parts = {one.part: one for one in found.parts}
     names = ["step", "compute", "communication and waiting", "waiting for data", "images/s", "training"]
     assert list(parts) == names
     assert (found.differences, found.difference_line, found.remark) == ((), "", "")
