@@ -147,14 +147,14 @@ def scaling_lines(published: Config, scaled: Config) -> list[str]:
         for before, after in zip(old.global_batch_sizes, new.global_batch_sizes, strict=True):
             exact, ghost = before * small / images, scaled.train.ghost_batch_size
             lines.append(
-                f"total batch    {before:,} ({before / images:.2%} of the set) -> {after:,} ({after / small:.2%}), "
+                f"global batch   {before:,} ({before / images:.2%} of the set) -> {after:,} ({after / small:.2%}), "
                 f"rounded from {exact:,.1f} to whole ghost batches of {ghost} ({after / exact - 1:+.1%})"
             )
         counts = [
             count_steps(stages, one.train.ghost_batch_size, total, round(one.train.epochs * total))
             for stages, one, total in ((old, published, images), (new, scaled, small))
         ]
-        lines.append(f"steps        {counts[0]:,} -> {counts[1]:,}")
+        lines.append(f"steps          {counts[0]:,} -> {counts[1]:,}")
     if scaled.optimizer.lr_factor != 1:
         lines.append(f"rates          times {scaled.optimizer.lr_factor:g}")
     return lines

@@ -115,10 +115,10 @@ def test_the_lines_say_what_was_rounded() -> None:
     lines = scaling_lines(published, scaled)
     assert lines[0] == "scaled         1,281,167 -> 50,000 images, network resnet8"
     assert lines[1] == (
-        "total batch    34,816 (2.72% of the set) -> 1,344 (2.69%), rounded from 1,358.8 to whole ghost batches of 32 "
+        "global batch   34,816 (2.72% of the set) -> 1,344 (2.69%), rounded from 1,358.8 to whole ghost batches of 32 "
         "(-1.1%)"
     )
-    assert lines[3].startswith("steps        2,2")
+    assert lines[3].startswith("steps          2,2")
     assert len(lines) == 4
 
 

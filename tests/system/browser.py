@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-step", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,7 +38,6 @@ class LogContext:
     folder: Path
     config: Config | None = None
     steps_done: int = 0
-    environment: dict[str, Any] = field(default_factory=dict)
 
 
 class Logger(Protocol):
