@@ -36,7 +36,7 @@ from megabatch.recipes import config_from_toml
 from megabatch.report.plan_compare import LEFT_OUT_STEPS
 from megabatch.report.run import read_json, read_metrics
 
-__all__ = ["Evidence", "RunTimes", "gather", "pick_rows", "read_run_times"]
+__all__ = ["Evidence", "gather", "pick_rows"]
 
 _FEWEST_STEPS = 3
 
@@ -207,22 +207,45 @@ def _with_links(found: Evidence, path: Path, text: str) -> Evidence:
 
 
 def _with_run(found: Evidence, folder: Path) -> Evidence:
-    """The compute time of a run, per ghost batch: the median over its steps after the first few."""
-    times = read_run_times(folder)
-    _refuse_other_device(times.device, found.cluster, f"run '{folder}'")
+    """The compute time of a run, per ghost batch: the median over its steps after the first few.
+
+    Raises:
+        DataError, ConfigError: it is no run, is damaged, has too few steps, or ran on other machines.
+    """
+    config, environment = _config(folder), read_json(folder / "environment.json")
+    workers, device = environment.get("workers"), str(environment.get("device", ""))
+    if not isinstance(workers, int) or workers < 1:
+        raise DataError(f"run '{folder}' does not say how many workers it had; give another run")
+    _refuse_other_device(device, found.cluster, f"run '{folder}'")
+    ghost, model = config.train.ghost_batch_size, config.model.label
+    seconds, shares = [], []
+    for row in list(read_metrics(folder / "metrics.jsonl"))[LEFT_OUT_STEPS:]:
+        names = ("compute_seconds", "global_batch_size", "backward_seconds")
+        compute, batch, backward = (_number(row.get(name)) for name in names)
+        if compute and batch:
+            seconds.append(compute / busiest_passes(int(batch), ghost, workers))
+            shares.append(backward / compute)
+    if len(seconds) < _FEWEST_STEPS:
+        raise DataError(
+            f"run '{folder}' has {len(seconds)} timed steps after its first {LEFT_OUT_STEPS}; at least "
+            f"{_FEWEST_STEPS} are needed to learn a step time from: give a longer run"
+        )
+    middle, share, ordered = statistics.median(seconds), statistics.median(shares), sorted(seconds)
+    # Standard error of the median: 1.25 deviations over the root of n, by the middle four fifths.
+    spread = (ordered[int(0.9 * (len(ordered) - 1))] - ordered[int(0.1 * (len(ordered) - 1))]) / 2.56
     table = ComputeTable(
-        times.model,
-        ((float(times.ghost_batch_size), times.seconds),),
+        model,
+        ((float(ghost), middle),),
         "measured",
         f"run '{folder.name}'",
-        times.backward_share or found.cluster.compute.backward_share,
-        times.noise,
-        times.image_size,
+        share if 0 < share < 1 else found.cluster.compute.backward_share,  # not told where there is no host's clock
+        1.25 * spread / middle / math.sqrt(len(ordered)),
+        config.data.image_size,
     )
-    line = f"run {folder.resolve().name}: step time of {times.model} at {times.ghost_batch_size} images, "
-    line += f"n = {times.num_steps:,} ({times.device or 'device not told'}, {_count(times.workers, 'worker')})"
-    cluster = dataclasses.replace(found.cluster, compute=table, measured_workers=times.workers)
-    layers = times.layers or found.layers
+    line = f"run {folder.resolve().name}: step time of {model} at {ghost} images, "
+    line += f"n = {len(seconds):,} ({device or 'device not told'}, {_count(workers, 'worker')})"
+    layers = _layers(environment.get("layers")) or found.layers
+    cluster = dataclasses.replace(found.cluster, compute=table, measured_workers=workers)
     return dataclasses.replace(found, cluster=cluster, layers=layers, sources=(*found.sources, line))
 
 
@@ -242,8 +265,8 @@ def _refuse_unknown_layers(table: ComputeTable) -> None:
         model_layers(table.model)
     except ConfigError:
         raise DataError(
-            f"{table.source} does not tell the layers of {table.model} (runs of older versions do not) and none are "
-            "stored; run it again, or add --calibrate step.json of `megabatch bench step`"
+            f"{table.source} does not tell the layers of {table.model} and none are stored; run it again, or add "
+            "--calibrate step.json of `megabatch bench step`"
         ) from None
 
 
@@ -257,66 +280,6 @@ def _count(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
-@dataclass(frozen=True)
-class RunTimes:
-    """The median over steps. layers: None in runs of versions that did not write them.
-
-    noise: relative standard error of `seconds`. backward_share: None where the host's clock did not tell.
-    """
-
-    model: str
-    ghost_batch_size: int
-    seconds: float
-    noise: float
-    num_steps: int
-    backward_share: float | None
-    device: str
-    workers: int
-    layers: tuple[Layer, ...] | None
-    image_size: int
-
-
-def read_run_times(folder: Path) -> RunTimes:
-    """Read a run folder.
-
-    Raises:
-        DataError, ConfigError: it is no run, is damaged, or has too few steps.
-    """
-    config = _config(folder)
-    environment = read_json(folder / "environment.json") if (folder / "environment.json").is_file() else {}
-    told = environment if "workers" in environment else read_json(folder / "summary.json")
-    workers = told.get("workers")
-    if not isinstance(workers, int) or workers < 1:
-        raise DataError(f"run '{folder}' does not say how many workers it had; give another run")
-    ghost = config.train.ghost_batch_size
-    seconds, shares = [], []
-    for row in list(read_metrics(folder / "metrics.jsonl"))[LEFT_OUT_STEPS:]:
-        compute, batch, backward = (
-            _number(row.get(name)) for name in ("compute_seconds", "global_batch_size", "backward_seconds")
-        )
-        if compute and batch:
-            seconds.append(compute / busiest_passes(int(batch), ghost, workers))
-            shares.append(backward / compute)
-    if len(seconds) < _FEWEST_STEPS:
-        raise DataError(
-            f"run '{folder}' has {len(seconds)} timed steps after its first {LEFT_OUT_STEPS}; at least "
-            f"{_FEWEST_STEPS} are needed to learn a step time from: give a longer run"
-        )
-    middle, share = statistics.median(seconds), statistics.median(shares)
-    return RunTimes(
-        config.model.label,
-        ghost,
-        middle,
-        _noise(seconds, middle),
-        len(seconds),
-        share if 0 < share < 1 else None,
-        str(environment.get("device", "")),
-        workers,
-        _layers(environment.get("layers")),
-        config.data.image_size,
-    )
-
-
 def _config(folder: Path) -> Config:
     path = folder / "config.toml"
     try:
@@ -328,13 +291,6 @@ def _config(folder: Path) -> Config:
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"'{path}' cannot be read ({error}); the run folder is damaged, give another") from None
-
-
-def _noise(seconds: Sequence[float], middle: float) -> float:
-    """Standard error of the median over it: 1.25 deviations over the root of n, by the middle four fifths."""
-    ordered = sorted(seconds)
-    spread = (ordered[int(0.9 * (len(ordered) - 1))] - ordered[int(0.1 * (len(ordered) - 1))]) / 2.56
-    return 1.25 * spread / middle / math.sqrt(len(ordered))
 
 
 def _layers(found: Any) -> tuple[Layer, ...] | None:

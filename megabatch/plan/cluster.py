@@ -11,9 +11,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from megabatch.comm.calibration import Calibration, predictions
 from megabatch.comm.phases import ALGORITHMS, phases
@@ -25,32 +27,37 @@ from megabatch.plan.network import AllReduce, Network, price_curve
 from megabatch.plan.quantity import CERTAINTIES, Quantity
 
 __all__ = [
-    *("KNOBS", "NETWORK_KNOBS", "Cluster", "LinkClass", "cluster_names", "cluster_text", "load_cluster"),
+    *("KNOBS", "NETWORK_KNOBS", "Cluster", "cluster_names", "cluster_text", "load_cluster"),
     "read_cluster",
 ]
 
 CLUSTERS = Path(__file__).parent / "clusters"
 
-KNOBS = ("compute", "worker link", "NIC", "rack uplink", "wire latency", "software latency", "stragglers", "loader")
+_TURNED: Mapping[str, tuple[str, ...]] = {
+    "compute": (),
+    "worker link": ("worker_rate",),
+    "NIC": ("nic_rate",),
+    "rack uplink": ("rack_rate",),
+    "wire latency": ("worker_latency", "nic_latency", "rack_latency"),
+    "software latency": ("software_latency",),
+    "stragglers": ("straggler_deviation", "jitter_seconds"),
+    "loader": ("loader_images_per_second",),
+}
+"""The quantities of a cluster that each knob turns; the compute table and measured ratios are turned beside them."""
+KNOBS = tuple(_TURNED)
 """What `Cluster.changed` can change, and what a prediction may be sensitive to."""
 NETWORK_KNOBS = ("worker link", "NIC", "rack uplink", "wire latency", "software latency")
 
 _NOT_TOLD = Quantity(0.0, "unknown")
 
 
-@dataclass(frozen=True, slots=True)
-class LinkClass:
-    """One class of links: the rate of one direction and the latency of passing it once."""
-
-    bytes_per_second: Quantity
-    latency_seconds: Quantity
-
-
 @dataclass(frozen=True)
 class Cluster:
     """What the planner knows. Optional parts are None when unknown; `num_nodes` 0: as many as wanted.
 
-    rack None: one full-rate fabric. calibration: measured costs of the axes of one grid, used instead of the links.
+    Rates are bytes per second of one direction of a link, latencies seconds of passing it once; all NICs of a node are
+    one link, and so are the uplinks of a rack. rack_rate None: one full-rate fabric. calibration: measured costs of the
+    axes of one grid, used instead of the links.
     A worker's step scatters by `straggler_deviation` of its compute and by `jitter_seconds` whatever it computes.
     straggler_ratios: measured step times over their median, which replace that law where there are any.
     first_steps_seconds: time lost once, while caches fill and kernels are chosen. measured_here: the machine at hand.
@@ -63,26 +70,29 @@ class Cluster:
     backend: str
     collectives: str
     workers_per_node: int
-    worker: LinkClass
-    nic: LinkClass
-    software_latency_seconds: Quantity
+    worker_rate: Quantity
+    worker_latency: Quantity
+    nic_rate: Quantity
+    nic_latency: Quantity
+    software_latency: Quantity
     compute: ComputeTable
-    num_nodes: int = 0
-    nodes_per_rack: int = 0
-    rack: LinkClass | None = None
-    straggler_deviation: Quantity = field(default=Quantity(0.01, "assumed"))
-    jitter_seconds: Quantity = field(default=Quantity(0.0, "assumed"))
-    straggler_ratios: tuple[float, ...] = ()
-    loader_images_per_second: Quantity | None = None
-    initialisation_seconds: Quantity = field(default=_NOT_TOLD)
-    first_steps_seconds: Quantity = field(default=_NOT_TOLD)
-    price_per_node_hour: Quantity | None = None
-    currency: str = ""
-    node_mtbf_seconds: Quantity | None = None
-    checkpoint_seconds: Quantity = field(default=Quantity(20.0, "assumed"))
-    restart_seconds: Quantity = field(default=Quantity(300.0, "assumed"))
+    num_nodes: int
+    nodes_per_rack: int
+    rack_rate: Quantity | None
+    rack_latency: Quantity | None
+    straggler_deviation: Quantity
+    jitter_seconds: Quantity
+    straggler_ratios: tuple[float, ...]
+    loader_images_per_second: Quantity | None
+    initialisation_seconds: Quantity
+    first_steps_seconds: Quantity
+    price_per_node_hour: Quantity | None
+    currency: str
+    node_mtbf_seconds: Quantity | None
+    checkpoint_seconds: Quantity
+    restart_seconds: Quantity
+    measured_here: bool
     calibration: Calibration | None = field(default=None, compare=False)
-    measured_here: bool = False
     measured_workers: int = 0
 
     @property
@@ -109,17 +119,16 @@ class Cluster:
     @cached_property
     def network(self) -> Network:
         """The links as plain numbers."""
-        rack = self.rack
         return Network(
             workers_per_node=self.workers_per_node,
-            nodes_per_rack=self.nodes_per_rack if rack else 0,
-            worker_rate=self.worker.bytes_per_second.value,
-            worker_latency=self.worker.latency_seconds.value,
-            nic_rate=self.nic.bytes_per_second.value,
-            nic_latency=self.nic.latency_seconds.value,
-            rack_rate=rack.bytes_per_second.value if rack else math.inf,
-            rack_latency=rack.latency_seconds.value if rack else 0.0,
-            software_latency=self.software_latency_seconds.value,
+            nodes_per_rack=self.nodes_per_rack,
+            worker_rate=self.worker_rate.value,
+            worker_latency=self.worker_latency.value,
+            nic_rate=self.nic_rate.value,
+            nic_latency=self.nic_latency.value,
+            rack_rate=self.rack_rate.value if self.rack_rate else math.inf,
+            rack_latency=self.rack_latency.value if self.rack_latency else 0.0,
+            software_latency=self.software_latency.value,
             collectives=self.collectives,
         )
 
@@ -168,41 +177,20 @@ class Cluster:
         if knob == "stragglers" and self.straggler_ratios:
             # How far the standard deviation of n draws lies from that of all.
             return 1 / math.sqrt(2 * (len(self.straggler_ratios) - 1))
-        links = [self.worker, self.nic, *([self.rack] if self.rack else [])]
-        quantities: dict[str, list[Quantity]] = {
-            "worker link": [self.worker.bytes_per_second],
-            "NIC": [self.nic.bytes_per_second],
-            "rack uplink": [self.rack.bytes_per_second] if self.rack else [],
-            "wire latency": [link.latency_seconds for link in links],
-            "software latency": [self.software_latency_seconds],
-            "stragglers": [self.straggler_deviation, self.jitter_seconds],
-            "loader": [self.loader_images_per_second] if self.loader_images_per_second else [],
-        }
-        return max((one.relative_deviation for one in quantities[knob] if one.value), default=0.0)
+        quantities = (getattr(self, name) for name in _TURNED[knob])
+        return max((one.relative_deviation for one in quantities if one and one.value), default=0.0)
 
     def changed(self, knob: str, factor: float) -> Cluster:
         """The cluster with one thing `factor` times as large: rates for links and the loader, else seconds."""
+        turned: dict[str, Any] = {name: getattr(self, name) for name in _TURNED[knob]}
+        turned = {name: one.times(factor) for name, one in turned.items() if one}
         if knob == "compute":
-            return dataclasses.replace(self, compute=self.compute.times(factor))
-        if knob == "worker link":
-            return dataclasses.replace(self, worker=_faster(self.worker, factor))
-        if knob == "NIC":
-            return dataclasses.replace(self, nic=_faster(self.nic, factor))
-        if knob == "rack uplink":
-            return dataclasses.replace(self, rack=_faster(self.rack, factor) if self.rack else None)
-        if knob == "wire latency":
-            links = (_slower(self.worker, factor), _slower(self.nic, factor))
-            rack = _slower(self.rack, factor) if self.rack else None
-            return dataclasses.replace(self, worker=links[0], nic=links[1], rack=rack)
-        if knob == "software latency":
-            return dataclasses.replace(self, software_latency_seconds=self.software_latency_seconds.times(factor))
-        if knob == "stragglers":
-            part, jitter = self.straggler_deviation.times(factor), self.jitter_seconds.times(factor)
-            ratios = _scattered(self.straggler_ratios, factor)
-            return dataclasses.replace(self, straggler_deviation=part, jitter_seconds=jitter, straggler_ratios=ratios)
-        assert knob == "loader", knob
-        loader = self.loader_images_per_second
-        return dataclasses.replace(self, loader_images_per_second=loader.times(factor) if loader else None)
+            turned["compute"] = self.compute.times(factor)
+        if knob == "stragglers" and self.straggler_ratios:
+            # The same mean, `factor` times as far from it; no time is below 0.
+            mean = statistics.fmean(self.straggler_ratios)
+            turned["straggler_ratios"] = tuple(max(0.0, mean + factor * (one - mean)) for one in self.straggler_ratios)
+        return dataclasses.replace(self, **turned)
 
 
 def cluster_names() -> list[str]:
@@ -238,12 +226,9 @@ def read_cluster(text: str, source: str) -> Cluster:
     nic, rack = file.link.nic, file.link.rack
     # What the NICs of a node could send together, before protocols take their part.
     line_rate = nic.rate.by(nic.count_per_node) if nic.count_per_node else nic.rate
-    uplinks = None
-    if rack is not None:
-        over = rack.oversubscription
-        rate = rack.rate or (line_rate.times(file.nodes_per_rack).over(over) if over else None)
-        assert rate is not None  # `parse_cluster` has seen to it
-        uplinks = LinkClass(rate, rack.latency)
+    uplinks = rack.rate if rack else None
+    if rack and rack.oversubscription:
+        uplinks = line_rate.times(file.nodes_per_rack).over(rack.oversubscription)
     return Cluster(
         name=file.name or source,
         title=file.title,
@@ -253,10 +238,13 @@ def read_cluster(text: str, source: str) -> Cluster:
         workers_per_node=file.workers_per_node,
         num_nodes=file.num_nodes,
         nodes_per_rack=file.nodes_per_rack if rack else 0,
-        worker=LinkClass(file.link.worker.rate, file.link.worker.latency),
-        nic=LinkClass(line_rate.by(nic.efficiency) if nic.efficiency else line_rate, nic.latency),
-        rack=uplinks,
-        software_latency_seconds=file.software.latency,
+        worker_rate=file.link.worker.rate,
+        worker_latency=file.link.worker.latency,
+        nic_rate=line_rate.by(nic.efficiency) if nic.efficiency else line_rate,
+        nic_latency=nic.latency,
+        rack_rate=uplinks,
+        rack_latency=rack.latency if rack else None,
+        software_latency=file.software.latency,
         compute=_compute_table(file, source),
         straggler_deviation=file.straggler.relative_deviation,
         jitter_seconds=file.straggler.deviation,
@@ -282,19 +270,3 @@ def _compute_table(file: ClusterFile, source: str) -> ComputeTable:
     check_points(points, source)
     certainty = max((one.certainty for one in steps.values()), key=lambda name: CERTAINTIES[name])
     return ComputeTable(file.compute.model, points, certainty, file.compute.source, file.compute.backward_share)
-
-
-def _faster(link: LinkClass, factor: float) -> LinkClass:
-    return LinkClass(link.bytes_per_second.times(factor), link.latency_seconds)
-
-
-def _slower(link: LinkClass, factor: float) -> LinkClass:
-    return LinkClass(link.bytes_per_second, link.latency_seconds.times(factor))
-
-
-def _scattered(ratios: tuple[float, ...], factor: float) -> tuple[float, ...]:
-    """The same mean, `factor` times as far from it; no time is below 0."""
-    if not ratios:
-        return ()
-    mean = statistics.fmean(ratios)
-    return tuple(max(0.0, mean + factor * (one - mean)) for one in ratios)

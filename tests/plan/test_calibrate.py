@@ -11,7 +11,7 @@ import pytest
 
 from megabatch.comm.calibration import AxisCost, Calibration, calibration_text
 from megabatch.errors import ConfigError, DataError, MegabatchError
-from megabatch.plan.calibrate import gather, pick_rows, read_run_times
+from megabatch.plan.calibrate import Evidence, gather, pick_rows
 from megabatch.plan.cluster import load_cluster
 from megabatch.plan.compute import step_times_text
 from megabatch.recipes import load_config
@@ -139,7 +139,7 @@ def test_a_run_alone_is_enough(tmp_path: Path) -> None:
         gather(load_cluster("abci"), [str(tmp_path / "a")])
 
 
-def test_a_run_of_an_older_version_needs_the_layers_from_elsewhere(tmp_path: Path) -> None:
+def test_a_run_without_layers_needs_them_from_elsewhere(tmp_path: Path) -> None:
     old = str(make_run(tmp_path / "a", layers=None))
     with pytest.raises(DataError, match=r"does not tell the layers of resnet8 .* add --calibrate step.json"):
         gather(load_cluster("this-machine"), [old])
@@ -179,37 +179,31 @@ def make_run(folder: Path, *, layers: Any = LAYERS, recipe: str = "demo", num_st
     return folder
 
 
+def from_run(folder: Path) -> Evidence:
+    return gather(load_cluster("this-machine"), [str(folder)])
+
+
 def test_the_median_of_a_ghost_batch_size(tmp_path: Path) -> None:
-    found = read_run_times(make_run(tmp_path / "a"))
-    assert (found.model, found.ghost_batch_size, found.num_steps, found.workers) == ("resnet8", 64, 6, 4)
-    assert found.seconds == pytest.approx(0.1)
-    assert found.backward_share == pytest.approx(0.6)
-    assert found.noise == 0.0
+    found = from_run(make_run(tmp_path / "a"))
+    table = found.cluster.compute
+    assert (table.model, table.points[0][0], found.cluster.measured_workers) == ("resnet8", 64, 4)
+    assert table.points[0][1] == pytest.approx(0.1)
+    assert table.backward_share == pytest.approx(0.6)
+    assert table.noise == 0.0
+    assert "n = 6 " in found.sources[0]
     assert found.layers is not None
     assert [layer.parameters for layer in found.layers] == [176, 650]
 
 
-def test_runs_of_older_versions(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "a", layers=None)
-    assert read_run_times(folder).layers is None
-    (folder / "environment.json").unlink()
-    with pytest.raises(DataError, match=r"summary.json' does not exist"):
-        read_run_times(folder)
-    (folder / "summary.json").write_text('{"workers": 2}', encoding="utf-8")
-    found = read_run_times(folder)
-    assert found.seconds == pytest.approx(0.05)
-    assert found.device == ""
-
-
 @pytest.mark.parametrize("layers", ["x", [1], [{"name": "a"}], [{"name": "a", "parameters": 0, "work": 1.0}], []])
 def test_layers_that_cannot_be_are_none(tmp_path: Path, layers: Any) -> None:
-    assert read_run_times(make_run(tmp_path / "a", layers=layers)).layers is None
+    assert from_run(make_run(tmp_path / "a", layers=layers, recipe="mikami2018")).layers is None
 
 
 def test_what_is_no_run_is_one_line(tmp_path: Path) -> None:
     def refused(folder: Path) -> str:
         with pytest.raises(MegabatchError) as caught:
-            read_run_times(folder)
+            from_run(folder)
         assert "\n" not in str(caught.value)
         return str(caught.value)
 

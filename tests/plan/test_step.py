@@ -147,8 +147,8 @@ def test_another_network_or_size_is_scaled_with_rows_too() -> None:
 def test_with_rows_another_algorithm_is_as_uncertain_as_the_links_it_is_priced_by() -> None:
     fit = fit_steps([row(8, 408.0), row(64, 51.0)])
     cluster = dataclasses.replace(laboratory(workers_per_node="workers_per_node = 8"), collectives="tree")
-    unsure = dataclasses.replace(cluster, software_latency_seconds=Quantity(2e-5, "unknown"))
-    sure = dataclasses.replace(cluster, software_latency_seconds=Quantity(2e-5, "measured"))
+    unsure = dataclasses.replace(cluster, software_latency=Quantity(2e-5, "unknown"))
+    sure = dataclasses.replace(cluster, software_latency=Quantity(2e-5, "measured"))
     ring = Candidate(1024, "ring", GridShape((1, 1024)), 100.0)
     vague, clear = (steps(one, workload(), fit).deviation(ring, 32768) for one in (unsure, sure))
     assert vague > 1.2 * clear
