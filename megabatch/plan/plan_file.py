@@ -14,9 +14,10 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel, ValidationError
 
 from megabatch.errors import ConfigError, MegabatchError
 from megabatch.files import write_atomically
@@ -26,32 +27,38 @@ from megabatch.plan.search import PlanResult
 from megabatch.recipes import load_config
 from megabatch.schedule.batch import parse_stages
 
-__all__ = ["PlannedRun", "estimate_as_data", "follow", "plan_as_data", "read_plan"]
+__all__ = ["PlannedRun", "estimate_as_data", "follow", "plan_as_data", "read_plan", "write_plan"]
 
-FORMAT = 1
+_FORMAT = 1
 _MOST_LOCAL_WORKERS = 64
 _BATCH = "train.global_batch_size"
+_AS_THEY_ARE = ("batch", "local_batch", "ghost_batch_size", "efficiency", "steps", "currency", "largest_part")
 
 
-@dataclass(frozen=True)
-class PlannedRun:
-    """What a run takes from a plan file; `text` is the file itself, kept with the run.
+class PlannedStages(BaseModel):
+    """A total batch, and the epochs of the run that it is written for."""
 
-    overrides: those of the user, then the planner's, so that the planner's win. scale, epochs: None where the recipe is
-    taken as it is, and in files of versions that did not write them (`knows_scale` tells the two apart).
-    stages: the total batch, and the epochs of the run that it is written for; None in files of older versions.
+    global_batch_size: int | str
+    epochs: float
+
+
+class PlannedRun(BaseModel):
+    """What a run takes from a plan file; `text` is the file itself, which stays with the run.
+
+    overrides: those of the user, then the planner's `settings`, so that the planner's win. scale, epochs: None where
+    the recipe is taken as it is.
     """
 
     recipe: str
     workers: int | None
     grid: str | None
+    scale: str | None
+    epochs: float | None
     overrides: tuple[str, ...]
+    settings: dict[str, Any]
+    stages: PlannedStages
     prediction: dict[str, Any]
-    text: str
-    scale: str | None = None
-    epochs: float | None = None
-    knows_scale: bool = False
-    stages: tuple[int | str, float] | None = None
+    text: str = ""
 
 
 def plan_as_data(
@@ -80,7 +87,7 @@ def plan_as_data(
         "train.ghost_batch_size": chosen.ghost_batch_size,
     }
     return {
-        "megabatch_plan": FORMAT,
+        "megabatch_plan": _FORMAT,
         "recipe": load.name,
         "cluster": cluster,
         "goal": result.reason,
@@ -91,7 +98,10 @@ def plan_as_data(
         "overrides": list(overrides),
         "settings": settings,
         # The stages as they were before they were stretched, for a run over yet another length.
-        "stages": {_BATCH: load.stages.text, "train.epochs": assumed if load.fixed_stages else load.epochs},
+        "stages": {
+            "global_batch_size": load.stages.text,
+            "epochs": assumed if load.fixed_stages else load.epochs,
+        },
         "prediction": estimate_as_data(chosen),
         "candidates": [estimate_as_data(one) for one in result.candidates],
         "front": [result.candidates.index(one) for one in result.front],
@@ -104,32 +114,34 @@ def plan_as_data(
 
 def estimate_as_data(one: Estimate) -> dict[str, Any]:
     """One estimate; seconds, and 80 % intervals as low and high."""
-    bucket = one.candidate.bucket_mb
+    way, bucket = one.candidate, one.candidate.bucket_mb
+
+    def part(*names: str) -> Interval:
+        """Parts of a step, as uncertain as the whole of it."""
+        return one.step.times(sum(one.step_parts[name] for name in names) / one.step.middle)
+
+    intervals = {
+        "step_seconds": one.step,
+        "compute_seconds": part("compute"),
+        "communication_and_waiting_seconds": part("exposed communication", "stragglers"),
+        "data_seconds": part("loader"),
+        "images_per_second": one.images_per_second,
+        "epochs": one.epochs,
+        "training_seconds": one.training,
+        "total_seconds": one.total,
+        "node_hours": one.node_hours,
+        "cost": one.cost,
+    }
     return {
-        "workers": one.candidate.workers,
-        "algorithm": one.candidate.algorithm,
-        "grid": one.candidate.grid.text,
+        "workers": way.workers,
+        "algorithm": way.algorithm,
+        "grid": way.grid.text,
         "bucket_mb": bucket if math.isfinite(bucket) else "all",
-        "batch": one.batch,
-        "local_batch": one.local_batch,
-        "ghost_batch_size": one.ghost_batch_size,
-        "step_seconds": _interval(one.step),
+        **{name: getattr(one, name) for name in _AS_THEY_ARE},
+        **{name: dataclasses.asdict(value) if value else None for name, value in intervals.items()},
         "step_parts_seconds": dict(one.step_parts),
-        "compute_seconds": _part(one, "compute"),
-        "communication_and_waiting_seconds": _part(one, "exposed communication", "stragglers"),
-        "data_seconds": _part(one, "loader"),
-        "hidden_and_exposed_communication_seconds": one.communication_seconds,
-        "images_per_second": _interval(one.images_per_second),
-        "efficiency": one.efficiency,
-        "epochs": _interval(one.epochs),
-        "steps": one.steps,
         "time_parts_seconds": dict(one.time_parts),
-        "training_seconds": _interval(one.training),
-        "total_seconds": _interval(one.total),
-        "node_hours": _interval(one.node_hours),
-        "cost": _interval(one.cost) if one.cost else None,
-        "currency": one.currency,
-        "largest_part": one.largest_part,
+        "hidden_and_exposed_communication_seconds": one.communication_seconds,
         "warnings": list(one.warnings),
         "notes": list(one.notes),
     }
@@ -160,28 +172,18 @@ def read_plan(path: str | Path) -> PlannedRun:
         content = json.loads(text)
     except (OSError, ValueError) as error:
         raise ConfigError(f"plan '{path}' cannot be read ({error}); give a file of `megabatch plan --output`") from None
-    if not isinstance(content, dict) or content.get("megabatch_plan") != FORMAT:
+    if not isinstance(content, dict) or content.get("megabatch_plan") != _FORMAT:
         raise ConfigError(f"'{path}' is no plan of this version; write one with `megabatch plan --output plan.json`")
     try:
-        chosen = tuple(f"{key}={json.dumps(value)}" for key, value in content["settings"].items())
-        typed = content.get("overrides", [])
-        if not isinstance(typed, list) or not all(isinstance(one, str) for one in typed):
-            raise ValueError("overrides")
-        scale, epochs, stages = content.get("scale"), content.get("epochs"), content.get("stages")
-        return PlannedRun(
-            str(content["recipe"]),
-            int(content["workers"]),
-            str(content["grid"]),
-            (*typed, *chosen),
-            dict(content["prediction"]),
-            text,
-            None if scale is None else str(scale),
-            None if epochs is None else float(epochs),
-            "scale" in content,
-            stages and (stages[_BATCH], float(stages["train.epochs"])),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(f"plan '{path}' is damaged ({error}); write it anew with `megabatch plan --output`") from None
+        planned = PlannedRun.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise ConfigError(
+            f"plan '{path}' is damaged ({reason}); write it anew with `megabatch plan --output`"
+        ) from None
+    chosen = (f"{key}={json.dumps(value)}" for key, value in planned.settings.items())
+    return planned.model_copy(update={"overrides": (*planned.overrides, *chosen), "text": text})
 
 
 def follow(
@@ -207,7 +209,7 @@ def follow(
         raise ConfigError(
             f"plan '{path}' is for recipe '{planned.recipe}', '{recipe}' was given; plan that one, or train the other"
         )
-    if scale is not None and planned.knows_scale and scale != planned.scale:
+    if scale is not None and scale != planned.scale:
         made = f"--scale {planned.scale}" if planned.scale else "the recipe as it is"
         raise ConfigError(
             f"plan '{path}' is for {made}, --scale {scale} was given; plan that one, or leave --scale out"
@@ -223,35 +225,18 @@ def follow(
     fits = wanted is None or wanted == planned.workers
     if epochs is not None:
         planned = _over_other_epochs(planned, epochs)
-    return dataclasses.replace(
-        planned,
-        workers=wanted,
-        grid=grid or (planned.grid if fits else None),
-        scale=planned.scale or scale,
-    )
+    return planned.model_copy(update={"workers": wanted, "grid": grid or (planned.grid if fits else None)})
 
 
 def _over_other_epochs(planned: PlannedRun, epochs: float) -> PlannedRun:
     """The plan over as many epochs as were typed, its batch stages compressed or stretched alike."""
-    left_out = ("train.epochs", _BATCH) if planned.stages else ("train.epochs",)
-    kept = [one for one in planned.overrides if one.partition("=")[0].strip() not in left_out]
-    if planned.stages:
-        text, made_for = planned.stages
-        kept.append(f"{_BATCH}={json.dumps(parse_stages(text).stretched(epochs / made_for).text)}")
-    return dataclasses.replace(planned, overrides=tuple(kept), epochs=epochs)
+    others = [one for one in planned.overrides if one.partition("=")[0].strip() not in ("train.epochs", _BATCH)]
+    stages = parse_stages(planned.stages.global_batch_size).stretched(epochs / planned.stages.epochs)
+    overrides = (*others, f"{_BATCH}={json.dumps(stages.text)}")
+    return planned.model_copy(update={"overrides": overrides, "epochs": epochs})
 
 
 def _rounded_up(epochs: float) -> float:
     """To three digits, so that a short run does not become a longer one."""
     unit = 10.0 ** (math.floor(math.log10(epochs)) - 2)
     return round(math.ceil(epochs / unit - 1e-6) * unit, 9)
-
-
-def _interval(value: Interval) -> dict[str, float]:
-    return {"middle": value.middle, "low": value.low, "high": value.high}
-
-
-def _part(one: Estimate, *names: str) -> dict[str, float]:
-    """Parts of a step, as uncertain as the whole of it."""
-    seconds = sum(one.step_parts[name] for name in names)
-    return _interval(one.step.times(seconds / one.step.middle))

@@ -135,19 +135,9 @@ def test_the_ghost_batch_size_is_the_priced_one(tmp_path: Path) -> None:
     assert trained(path, "mikami2018").train.ghost_batch_size == result.chosen.ghost_batch_size < 16
 
 
-def test_files_of_older_versions_are_followed(tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-    written(path, "mikami2018", epochs=5.0)
-    content = json.loads(path.read_text(encoding="utf-8"))
-    for key in ("scale", "epochs", "overrides"):
-        del content[key]
-    del content["settings"]["train.epochs"]
-    path.write_text(json.dumps(content), encoding="utf-8")
-    assert trained(path, "mikami2018").train.epochs == 90
-    assert trained(path, "mikami2018", epochs=3.0).train.epochs == 3
-
-
-@pytest.mark.parametrize("damage", [{"overrides": "x"}, {"overrides": [1]}, {"epochs": "x"}, {"settings": []}])
+@pytest.mark.parametrize(
+    "damage", [{"overrides": "x"}, {"overrides": [1]}, {"epochs": "x"}, {"settings": []}, {"stages": {}}, {"scale": 5}]
+)
 def test_damaged_values_are_one_line(tmp_path: Path, damage: dict[str, Any]) -> None:
     path = tmp_path / "plan.json"
     written(path, "mikami2018")
