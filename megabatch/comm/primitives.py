@@ -177,6 +177,7 @@ def halving_all_reduce(link: Link, part: torch.Tensor, tag: int, scratch: Scratc
             link.wait(handle, partner)
         if fold is not None:
             link.send(part, me + 1, tag)
+        link.flush()  # all of the part is under way, and whoever runs this may divide it next
         yield
 
 

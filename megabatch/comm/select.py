@@ -4,8 +4,8 @@ The race, for every size class from the smallest:
 
 1. Candidates. Prices (`predictions`) rank the algorithms; what costs over five times the cheapest stays out. Of the
    rest as many take part as can run a few rounds within the time allowed, the cheapest first; the backend always does.
-2. Timing. All take turns on a real buffer, a few rounds after one to warm up. Then the two fastest and the backend go
-   on until the size's share of the budget is spent.
+2. Timing. All take turns on a real buffer, a few rounds after one to warm up. Then the two fastest go on until the
+   size's share of the budget is spent, and the backend with them unless it took twice as long as the fastest.
 3. Choice. The smallest median wins - by at least 5 % over the backend, or the backend stays: a draw is no reason to
    leave what plain DDP does.
 
@@ -290,7 +290,7 @@ def _run_race(
     device: torch.device,
     calibration: Calibration,
 ) -> _Race:
-    """Run all candidates a few times, then the two fastest and the backend as often as the budget allows."""
+    """Run all candidates a few times, then the best as often as the budget allows."""
     buffer = torch.zeros(size // 4, device=device)
     runs = {
         one.algorithm: partial(AllReducer(grid, one.algorithm, segment_bytes=one.segment_bytes).run, buffer)
@@ -302,9 +302,12 @@ def _run_race(
     if heats > 0:  # else a round takes so long that warming up does not matter
         times = race(grid, runs, heats)
         spent += _total(times)
-        fastest = sorted(runs, key=lambda name: statistics.median(times[name]))
-        finalists = {name: runs[name] for name in runs if name in (*fastest[:2], "backend")}
-        once = sum(statistics.median(times[name]) for name in finalists)
+        heat = {name: statistics.median(seconds) for name, seconds in times.items()}
+        fastest = sorted(runs, key=lambda name: heat[name])
+        # The backend goes on too, unless it is beaten beyond doubt already.
+        backend = ["backend"] if heat["backend"] < 2 * heat[fastest[0]] else []
+        finalists = {name: runs[name] for name in dict.fromkeys([*fastest[:2], *backend])}
+        once = sum(heat[name] for name in finalists)
         finals = min(_FINAL_ROUNDS, int((budget_seconds - spent) / max(once, 1e-9)))
         if finals > 0:
             more = race(grid, finalists, finals)

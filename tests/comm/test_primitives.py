@@ -17,7 +17,7 @@ import torch
 from megabatch.comm import primitives
 from megabatch.comm.allreduce import AllReducer
 from megabatch.comm.grid import ProcessGrid
-from megabatch.comm.p2p import ACTION_SHIFT, Link
+from megabatch.comm.p2p import ACTION_SHIFT, Link, Scratch
 from megabatch.comm.phases import ALGORITHMS, Phase, num_lanes, num_steps, phases
 from megabatch.comm.primitives import own_chunk, split
 from megabatch.comm.shape import GridShape, parse_grid
@@ -151,6 +151,31 @@ def _longest_chain(logs: list[list[Event]], lanes: int) -> int:
         assert progress, "somebody waits for what nobody sends"
     assert not any(under_way.values()), "somebody sends what nobody waits for"
     return max(clocks.values(), default=0)
+
+
+def _halve_and_average(rank: int) -> tuple[int, list[bool]]:
+    """Sends left open by the primitive, and averages of long messages, whose sends take their time."""
+    grid = ProcessGrid.build("1x3", timeout_seconds=20)
+    link = Link(grid.group(1), grid.axis_ranks(1), rank, 20)
+    scratch = Scratch()
+    scratch.reset(torch.float32)
+    run = primitives.halving_all_reduce(link, torch.ones(1_000_003), 1, scratch, 2**30)
+    next(run)
+    next(run)
+    reducer = AllReducer(grid, "halving_doubling", average=True)
+    sums = []
+    for turn in range(5):
+        tensor = torch.arange(1_000_003.0) + 3 * rank + turn
+        reducer.run(tensor)
+        sums.append(bool((tensor == torch.arange(1_000_003.0) + 3 + turn).all()))
+    return len(link._sends), sums
+
+
+def test_halving_does_not_divide_what_is_still_being_sent() -> None:
+    answers = run_ranks(3, _halve_and_average)
+    # Rank 1 hands its part over and gets the sum back, so that its one message has arrived, waited for or not.
+    assert [open_sends for open_sends, _ in answers] == [0, 1, 0]
+    assert [sums for _, sums in answers] == [[True] * 5] * 3
 
 
 def test_chunks_cover_everything_and_differ_by_one() -> None:
