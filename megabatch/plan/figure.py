@@ -22,7 +22,7 @@ __all__ = ["draw_plan", "front_figure", "parts_figure"]
 _PARTS = {
     "compute": "compute",
     "exposed communication": "communication",
-    "stragglers": "noise",
+    "stragglers": "momentum",
     "loader": "data",
 }
 """The parts of a step, and the report's colour of each."""
@@ -51,7 +51,7 @@ def front_figure(result: PlanResult, cluster: str, key: str) -> Figure:
     series.append(Series(label, "ideal", bills, seconds, "simulated", dashed=True))
     training = chosen.training
     spread = ((chosen.bill.middle,), (training.middle,)), ((training.low,), (training.high,))
-    series.append(Series("chosen, 80 % interval", "validation", *spread[0], "simulated", "points", *spread[1]))
+    series.append(Series("chosen, 80 % interval", "noise", *spread[0], "simulated", "points", *spread[1]))
     grid = "" if chosen.candidate.algorithm in FLAT_ALGORITHMS else f" {chosen.candidate.grid.text}"
     title = (
         f"{name} on {cluster}: {chosen.candidate.workers:,} workers, {chosen.candidate.algorithm}{grid}, "

@@ -208,13 +208,13 @@ def fit_steps(rows: Sequence[SystemRow], evidence: str = "same system") -> StepF
         parameters, covariance = _posterior(design, steps, lack_of_fit * steps, mean, deviation)
     count = len(PARAMETERS)
     logged = any(row.contains_evaluation for row in rows)
-    kept = [math.sqrt(covariance[i, i]) / deviation[i] for i in range(count if logged else count - 1)]
+    left = [math.sqrt(covariance[i, i]) / deviation[i] for i in range(count if logged else count - 1)]
     return StepFit(
         tuple(float(value) for value in parameters[:count]),
         covariance[:count, :count],
         tuple(rows),
         evidence,
-        tuple(PARAMETERS[i] for i, part in enumerate(kept) if part > 0.8),
+        tuple(PARAMETERS[i] for i, part in enumerate(left) if part > 0.8),
         lack_of_fit,
     )
 

@@ -31,7 +31,7 @@ from itertools import permutations
 from pathlib import Path
 
 from megabatch.errors import DataError
-from megabatch.plan.quantity import BATCH, COUNT, DURATION, EPOCHS, GLOBAL_BATCH_SIZE, STEP, Bounds, is_plain, shown
+from megabatch.plan.quantity import BATCH, COUNT, GLOBAL_BATCH_SIZE, STEP, Bounds, is_plain, shown
 
 __all__ = [
     *("UNKNOWN", "SystemRow", "choose_evidence", "generation", "kind_of", "read_rows", "refuse_contradicting"),
@@ -56,8 +56,6 @@ _BOUNDS: dict[str, tuple[Bounds, float]] = {
     "local_b": (dataclasses.replace(BATCH, or_zero=True), 1.0),
     "img_s": (Bounds(1e-6, 1e15, or_zero=True), 1.0),
     "step_ms": (STEP, 1e-3),
-    "ttt_s": (DURATION, 1.0),
-    "epochs": (dataclasses.replace(EPOCHS, or_zero=True), 1.0),
 }
 """What can be in a column, and its unit; 0 where the public tables mean that it is not told."""
 _CHASSIS = {
@@ -86,9 +84,6 @@ class SystemRow:
     num_nodes: int
     local_batch: float
     step_seconds: float
-    global_batch_size: float
-    train_seconds: float
-    epochs: float
 
     @property
     def kind(self) -> str:
@@ -164,7 +159,7 @@ def refuse_contradicting(rows: Sequence[SystemRow], source: str | Path) -> None:
                 for row in (less, more)
             )
             raise DataError(
-                f"'{source}' lines {one.line} and {other.line} contradict each other: {told}; mend or remove one, "
+                f"'{source}' lines {one.line} and {other.line} contradict each other: {told}; fix or remove one, "
                 "or tell their software apart by round or system"
             )
 
@@ -214,7 +209,8 @@ def choose_evidence(
     same_stack = [row for row in same_family if row.stack == stack]
     if same_stack:
         return same_stack, "same system" if any(row.chassis == chassis for row in same_stack) else "same stack"
-    same_framework = [row for row in same_family if row.framework == _framework_of(stack)]
+    framework = stack.split(" ")[1] if " " in stack else ""
+    same_framework = [row for row in same_family if row.framework == framework]
     if same_framework:
         return same_framework, "other stack"
     if same_family:
@@ -224,10 +220,6 @@ def choose_evidence(
     if relatives:
         return relatives, "other system"
     raise DataError(f"no calibration row has the accelerator '{accelerator}'; add one, or measure a node")
-
-
-def _framework_of(stack: str) -> str:
-    return stack.split(" ")[1] if " " in stack else ""
 
 
 def _read_row(cells: dict[str, str], line: int, where: str) -> tuple[SystemRow | None, str]:
@@ -248,18 +240,18 @@ def _read_row(cells: dict[str, str], line: int, where: str) -> tuple[SystemRow |
         return None, "neither local_b nor gbs is told"
     if local < 1:
         raise DataError(
-            f"{where}: gbs {global_batch_size:g} on {workers} workers is less than an image each; mend gbs or N"
+            f"{where}: gbs {global_batch_size:g} on {workers} workers is less than an image each; fix gbs or N"
         )
     if global_batch_size and abs(local * workers / global_batch_size - 1) > 0.02:
         raise DataError(
             f"{where} contradicts itself: {workers} workers x local_b {local:g} is not gbs {global_batch_size:g}; "
-            "mend one of the three"
+            "fix one of the three"
         )
     rate = _number(cells, "img_s", where)
     if rate and global_batch_size and abs(global_batch_size / rate * 1e3 / step_ms - 1) > 0.05:
         raise DataError(
             f"{where} contradicts itself: gbs {global_batch_size:g} at {rate:g} img_s is "
-            f"{global_batch_size / rate * 1e3:.4g} ms a step, step_ms says {step_ms:g}; mend one of the three"
+            f"{global_batch_size / rate * 1e3:.4g} ms a step, step_ms says {step_ms:g}; fix one of the three"
         )
     accelerator = spelled(cells.get("accel", ""), system)
     organisation = cells.get("org", "").lower().removesuffix("emc")
@@ -277,9 +269,6 @@ def _read_row(cells: dict[str, str], line: int, where: str) -> tuple[SystemRow |
         num_nodes=nodes,
         local_batch=local,
         step_seconds=step_ms / 1e3,
-        global_batch_size=global_batch_size or local * workers,
-        train_seconds=_number(cells, "ttt_s", where),
-        epochs=_number(cells, "epochs", where),
     )
     return row, doubt
 

@@ -139,7 +139,8 @@ def _dress(axes: Any, which: str, axis: Axis, values: Sequence[float | str]) -> 
         positive = [v for v in values if not isinstance(v, str) and v > 0]
         if axis.kind == "log":
             ticks.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
-            ticks.set_minor_formatter(NullFormatter())
+            # 2 and 5 between the powers of ten; the rest would crowd.
+            ticks.set_minor_formatter(FuncFormatter(lambda v, _: f"{v:g}" if f"{v:e}"[0] in "25" else ""))
         if axis.kind == "log2" and positive:
             ticks.set_ticks(_powers_of_two(min(positive), max(positive)))
             as_bytes = "bytes" in axis.title

@@ -20,7 +20,7 @@ def family(name: str, seed: int, parts: dict[str, float]) -> list[SystemRow]:
     random = np.random.default_rng(seed)
     sizes = [(4, 1, 408.0), (8, 1, 204.0), (16, 2, 204.0), (32, 4, 102.0), (64, 8, 204.0), (64, 8, 51.0)]
     rows = [
-        SystemRow(0, f"{name}:a100", "2.0 mxnet closed", "a100", "box", "box", n, nodes, b, 0.0003 * b, n * b, 0, 0)
+        SystemRow(0, f"{name}:a100", "2.0 mxnet closed", "a100", "box", "box", n, nodes, b, 0.0003 * b)
         for n, nodes, b in sizes
     ]
     mean, deviation = prior(rows, parts)

@@ -25,21 +25,8 @@ def row(
     slowest = (scatter * batch + jitter) * expected_maximum(workers)
     seconds = fixed + per_image * batch + (across if nodes > 1 else 0) + slowest
     accelerator = family.split(":")[1]
-    return SystemRow(
-        0,
-        family,
-        stack,
-        accelerator,
-        "box",
-        f"{workers}xbox",
-        workers,
-        nodes,
-        batch,
-        factor * seconds,
-        workers * batch,
-        0,
-        0,
-    )
+    name = f"{workers}xbox"
+    return SystemRow(0, family, stack, accelerator, "box", name, workers, nodes, batch, factor * seconds)
 
 
 def test_many_rows_determine_everything() -> None:
@@ -83,7 +70,7 @@ def test_intervals_hold_new_systems_drawn_from_the_prior() -> None:
             return (drawn["fixed"] + 0.0003 * batch + apart + delay) * float(np.exp(0.03 * random.standard_normal()))
 
         made = [
-            SystemRow(0, "a:b", "s f c", "b", "x", "x", n, max(1, n // 8), b, seconds(b, n), 0, 0, 0)
+            SystemRow(0, "a:b", "s f c", "b", "x", "x", n, max(1, n // 8), b, seconds(b, n))
             for n, b in ((8, 408.0), (64, 51.0))
         ]
         held += fit_steps(made).predict(51, 512, 64).holds(seconds(51, 512))
@@ -125,7 +112,9 @@ def test_evaluation_in_the_logs_is_told_from_the_step() -> None:
     errors = {}
     for family in ("google:tpu-v3", "who:tpu-v3"):
         rows = [row(n, b, family=family) for n, b in ((8, 512.0), (8, 64.0), (32, 512.0), (64, 512.0))] * 40
-        logged = [replace(one, step_seconds=one.step_seconds + one.global_batch_size / between) for one in rows]
+        logged = [
+            replace(one, step_seconds=one.step_seconds + one.world_size * one.local_batch / between) for one in rows
+        ]
         larger = row(512, 64.0).step_seconds + 512 * 64 / between
         fit = fit_steps(logged)
         errors[family] = abs(fit.seconds(64, 512, 64, logged=fit.logs_contain_evaluation) / larger - 1)

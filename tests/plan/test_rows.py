@@ -151,7 +151,7 @@ def test_rows_that_no_law_fits_together_are_refused(tmp_path: Path, lines: tuple
     rows = mine(tmp_path, *lines)
     with pytest.raises(DataError, match=words) as caught:
         refuse_contradicting(rows, "mine.csv")
-    assert "mend or remove one" in str(caught.value)
+    assert "fix or remove one" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -1,4 +1,4 @@
-"""Layer lists against the networks themselves, buckets against DDP's rule, steps against the engine's count."""
+"""Layer lists against the networks themselves, buckets against DDP's rule, steps against the trainer's count."""
 
 from __future__ import annotations
 
@@ -134,8 +134,8 @@ def line(images: float) -> float:
 
 @given(ghosts=st.integers(1, 5000), workers=st.integers(1, 3000), ghost=st.integers(1, 64))
 def test_the_busiest_worker_is_the_engines(ghosts: int, workers: int, ghost: int) -> None:
-    dealt = max(len(shard_range(ghosts, workers, worker)) for worker in {0, workers - 1, workers // 2})
-    assert busiest_passes(ghosts * ghost, ghost, workers) >= dealt
+    most = max(len(shard_range(ghosts, workers, worker)) for worker in {0, workers - 1, workers // 2})
+    assert busiest_passes(ghosts * ghost, ghost, workers) >= most
     everyone = max(len(shard_range(ghosts, workers, worker)) for worker in range(workers))
     assert busiest_passes(ghosts * ghost, ghost, workers) == everyone
 
