@@ -59,7 +59,9 @@ def plan(
     scale: Annotated[str | None, typer.Option(metavar="NAME", help="As in `megabatch train`.")] = None,
     epochs: Annotated[float | None, typer.Option(metavar="E", help="As in `megabatch train`.")] = None,
     output: Annotated[Path | None, typer.Option(help="Write the plan for `megabatch train --plan`.")] = None,
-    figure: Annotated[Path | None, typer.Option(help="Draw time against cost: writes .svg, .png and .csv.")] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="Draw time against cost, and the parts of a step: .svg, .png and .csv.")
+    ] = None,
     validate: Annotated[Path | None, typer.Option(help="Predict known rows (CSV) and say how far off.")] = None,
     compare: Annotated[Path | None, typer.Option(help="A run that followed a plan: predicted and measured.")] = None,
     as_json: Json = False,
