@@ -26,7 +26,7 @@ from megabatch.comm.calibration import AxisCost, Calibration, MeasuredPoint
 from megabatch.comm.failures import report_lost_peer
 from megabatch.comm.grid import ProcessGrid
 from megabatch.comm.lane import Lane, Passage
-from megabatch.comm.p2p import Link, PeerLostError, message_tag, uses_gloo
+from megabatch.comm.p2p import PeerLostError, message_tag, uses_gloo
 from megabatch.comm.phases import Division, Pattern, Phase
 
 __all__ = [
@@ -35,13 +35,11 @@ __all__ = [
     "from_rank_0",
     "gather",
     "measure_axis",
-    "measure_backend",
     "probe_device",
     "race",
 ]
 
 _TINY_REPEATS = 5
-_BURST = 16
 _FIRST_CHUNK_BYTES = 64 * 2**10
 _MAX_CHUNK_BYTES = 4 * 2**20
 _TELLING = 3
@@ -78,7 +76,7 @@ class AxisMeasurement:
         )
 
 
-def calibrate(grid: ProcessGrid, *, budget_seconds: float = 2.0, device: torch.device | None = None) -> Calibration:
+def calibrate(grid: ProcessGrid, *, budget_seconds: float = 2.0) -> Calibration:
     """Measure every axis of `grid` and the backend's own all-reduce; all ranks must call it and get the same.
 
     budget_seconds: aimed at, not guaranteed: a network on which a single small message takes longer takes longer.
@@ -86,32 +84,28 @@ def calibrate(grid: ProcessGrid, *, budget_seconds: float = 2.0, device: torch.d
     Raises:
         CommunicationError: a rank died or did not answer in time.
     """
-    device = device or probe_device(grid)
     axes = [axis for axis, size in enumerate(grid.shape.sizes) if size > 1]
     share = budget_seconds / (len(axes) + 1)
-    measured = {axis: measure_axis(grid, axis, budget_seconds=share, device=device) for axis in axes}
+    measured = {axis: measure_axis(grid, axis, budget_seconds=share) for axis in axes}
     costs = tuple(
         measured[axis].cost(name) if axis in measured else AxisCost(name, 1, 0.0, 1e12)
         for axis, name in enumerate(grid.shape.names)
     )
     rate = min((min(measured[axis].bytes_per_second) for axis in axes), default=0.0)
-    points = measure_backend(grid, _BACKEND_SIZES, rate, budget_seconds=share, device=device) if axes else ()
+    points = _measure_backend(grid, rate, share) if axes else ()
     return Calibration(
         grid=grid.shape.text,
         num_hosts=len(set(grid.hosts)),
-        backend="gloo" if _own_primitives(grid, axes, device) else "nccl",
+        backend="gloo" if _own_primitives(grid, axes) else "nccl",
         axes=costs,
         points=points,
         versions={"torch": str(torch.__version__)},
     )
 
 
-def measure_axis(
-    grid: ProcessGrid, axis: int, *, budget_seconds: float = 1.0, device: torch.device | None = None
-) -> AxisMeasurement:
+def measure_axis(grid: ProcessGrid, axis: int, *, budget_seconds: float = 1.0) -> AxisMeasurement:
     """Latency and rate of every line of an axis, all lines at once; all ranks must call it and get the same."""
-    device = device or probe_device(grid)
-    probe = _Probe(grid, axis, device)
+    probe = _Probe(grid, axis)
     size = grid.axis_size(axis)
     lines = grid.shape.lines(axis)
     num_steps = 2 * (size - 1)
@@ -121,11 +115,11 @@ def measure_axis(
     (tiny,) = _by_line(lines, gather(grid, [probe.seconds(1, repeats)]))
     latency = [min(seconds) / num_steps for seconds in zip(first, tiny, strict=True)]
 
-    own = [probe.seconds(_FIRST_CHUNK_BYTES, repeats), probe.seconds(1, repeats, direct=True), probe.burst_seconds()]
-    small, direct, burst = _by_line(lines, gather(grid, own))
-    # To all peers at once, in two steps: what the messages beyond the first cost, on cores shared with other ranks.
-    beyond = (max(direct) / 2 - max(latency), size - 2) if size > 2 else (max(burst) - max(latency), _BURST - 1)
-    overhead = max(0.0, beyond[0]) / beyond[1]
+    own = [probe.seconds(_FIRST_CHUNK_BYTES, repeats), probe.seconds(1, repeats, direct=True)]
+    small, direct = _by_line(lines, gather(grid, own))
+    # To all peers at once, in two steps: what the messages beyond the first cost, on cores shared with other ranks. On
+    # an axis of two there is no such message.
+    overhead = max(0.0, max(direct) / 2 - max(latency)) / (size - 2) if size > 2 else 0.0
     nothing = [num_steps * delay for delay in latency]
     slowest_rate = min(_rates(small, nothing, _FIRST_CHUNK_BYTES, num_steps))
     chunk_bytes = int(slowest_rate * 0.25 * budget_seconds / num_steps)
@@ -147,36 +141,6 @@ def measure_axis(
         (solo_rate,) = _rates(solo[:1], (solo_small if tells else nothing)[:1], more_bytes, num_steps)
         solo_rate = min(solo_rate, sharing * rates[0])
     return AxisMeasurement(axis, lines, tuple(latency), tuple(rates), overhead, solo_rate)
-
-
-def measure_backend(
-    grid: ProcessGrid,
-    sizes: Sequence[int],
-    bytes_per_second: float,
-    *,
-    budget_seconds: float = 0.7,
-    device: torch.device | None = None,
-) -> tuple[MeasuredPoint, ...]:
-    """The backend's own all-reduce at rising sizes, until the next would leave the budget; at least one.
-
-    bytes_per_second: of the slowest axis, to foresee how long the next size takes.
-    """
-    device = device or probe_device(grid)
-    reducer = AllReducer(grid, "backend")
-    points: list[MeasuredPoint] = []
-    spent = 0.0
-    for size in sorted(sizes):
-        # Each byte is sent nearly twice, and there is a run to warm up.
-        if points and spent + 2 * (points[-1].seconds + 2 * size / bytes_per_second) > budget_seconds:
-            break
-        buffer = torch.zeros(size // 4, device=device)
-        runs = {"backend": partial(reducer.run, buffer)}
-        (warm_up,) = race(grid, runs, 1)["backend"]
-        repeats = _repeats(0.2 * budget_seconds, warm_up, 3)
-        seconds = race(grid, runs, repeats)["backend"]
-        spent += warm_up + sum(seconds)
-        points.append(MeasuredPoint("backend", size, statistics.median(seconds)))
-    return tuple(points)
 
 
 def race(grid: ProcessGrid, runs: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
@@ -227,12 +191,12 @@ def probe_device(grid: ProcessGrid) -> torch.device:
 class _Probe:
     """Runs a ring all-reduce along one axis."""
 
-    def __init__(self, grid: ProcessGrid, axis: int, device: torch.device) -> None:
+    def __init__(self, grid: ProcessGrid, axis: int) -> None:
         self._grid = grid
         self._axis = axis
         self._size = grid.axis_size(axis)
-        self._device = device
-        self._own = _own_primitives(grid, [axis], device)
+        self._device = probe_device(grid)
+        self._own = _own_primitives(grid, [axis])
         self._name = Phase("all_reduce", "ring", axis, self._size).name(grid.shape.names)
         self._ring, self._direct = (
             Lane(
@@ -270,37 +234,32 @@ class _Probe:
         _wait_for_device()
         return time.perf_counter() - start
 
-    def burst_seconds(self) -> float:
-        """From sending sixteen tiny messages to the right to having those of the left; 0 if the backend does its own.
-
-        Beyond the latency of one, this is what messages cost that do not wait for one another.
-        """
-        if not self._own:
-            return 0.0
-        grid, axis = self._grid, self._axis
-        link = Link(grid.group(axis), grid.axis_ranks(axis), grid.axis_position(axis), grid.timeout_seconds)
-        left, right = (link.position - 1) % link.size, (link.position + 1) % link.size
-        tag = message_tag(grid.next_call(), "burst")
-        message = torch.zeros(1)
-        try:
-            handles = [link.receive(torch.empty(1), left, tag) for _ in range(_BURST + 1)]
-            link.send(message, right, tag)
-            link.wait(handles[0], left)
-            start = time.perf_counter()
-            for _ in range(_BURST):
-                link.send(message, right, tag)
-            for handle in handles[1:]:
-                link.wait(handle, left)
-            seconds = time.perf_counter() - start
-            link.flush()
-        except PeerLostError as lost:
-            raise self._failure(lost) from lost
-        return seconds
-
     def _failure(self, lost: PeerLostError) -> Exception:
         return report_lost_peer(
             self._grid, lost, task="measuring the network", phase=self._name, call=0, message="probe"
         )
+
+
+def _measure_backend(grid: ProcessGrid, bytes_per_second: float, budget_seconds: float) -> tuple[MeasuredPoint, ...]:
+    """The backend's own all-reduce at rising sizes, until the next would leave the budget; at least one.
+
+    bytes_per_second: of the slowest axis, to foresee how long the next size takes.
+    """
+    reducer = AllReducer(grid, "backend")
+    points: list[MeasuredPoint] = []
+    spent = 0.0
+    for size in _BACKEND_SIZES:
+        # Each byte is sent nearly twice, and there is a run to warm up.
+        if points and spent + 2 * (points[-1].seconds + 2 * size / bytes_per_second) > budget_seconds:
+            break
+        buffer = torch.zeros(size // 4, device=probe_device(grid))
+        runs = {"backend": partial(reducer.run, buffer)}
+        (warm_up,) = race(grid, runs, 1)["backend"]
+        repeats = _repeats(0.2 * budget_seconds, warm_up, 3)
+        seconds = race(grid, runs, repeats)["backend"]
+        spent += warm_up + sum(seconds)
+        points.append(MeasuredPoint("backend", size, statistics.median(seconds)))
+    return tuple(points)
 
 
 def _by_line(lines: Sequence[Sequence[int]], table: Sequence[Sequence[float]]) -> list[list[float]]:
@@ -330,8 +289,8 @@ def _ranks_that_may_share(grid: ProcessGrid, axis: int) -> int:
     return max(Counter(grid.hosts).values()) if leaves_host else 1
 
 
-def _own_primitives(grid: ProcessGrid, axes: Sequence[int], device: torch.device) -> bool:
-    return device.type == "cpu" and all(uses_gloo(grid.group(axis)) for axis in axes)
+def _own_primitives(grid: ProcessGrid, axes: Sequence[int]) -> bool:
+    return probe_device(grid).type == "cpu" and all(uses_gloo(grid.group(axis)) for axis in axes)
 
 
 def _exchange(grid: ProcessGrid, tensor: torch.Tensor) -> None:

@@ -97,19 +97,8 @@ def ring_all_gather(link: Link, part: torch.Tensor, tag: int, scratch: Scratch, 
 
 def direct_reduce_scatter(link: Link, part: torch.Tensor, tag: int, scratch: Scratch, segment_bytes: int) -> Run:
     """Sum `split(part, size)[position]` over the axis in one hop: everybody sends each owner its chunk."""
-    me = link.position
     chunks = split(part, link.size)
-    buffers = {other: scratch.take(chunks[me].numel()) for other in _others(link)}
-    terms = [buffers.get(position, chunks[me]) for position in range(link.size)]
-    while True:
-        handles = [(other, link.receive(buffer, other, tag)) for other, buffer in buffers.items()]
-        yield
-        for other in buffers:
-            link.send(chunks[other], other, tag)
-        for other, handle in handles:
-            link.wait(handle, other)
-        _sum_in_order(chunks[me], terms)
-        yield
+    return _combine_all(link, chunks[link.position], chunks, tag, scratch, _sum_in_order)
 
 
 def direct_all_gather(link: Link, part: torch.Tensor, tag: int, scratch: Scratch, segment_bytes: int) -> Run:
@@ -128,12 +117,12 @@ def direct_all_gather(link: Link, part: torch.Tensor, tag: int, scratch: Scratch
 
 def exchange(link: Link, part: torch.Tensor, tag: int, scratch: Scratch, segment_bytes: int) -> Run:
     """Sum `part` over the axis in one hop: everybody sends everything to everybody."""
-    return _exchange(link, part, tag, scratch, _sum_in_order)
+    return _combine_all(link, part, [part] * link.size, tag, scratch, _sum_in_order)
 
 
 def exchange_maximum(link: Link, part: torch.Tensor, tag: int, scratch: Scratch, segment_bytes: int) -> Run:
     """Like `exchange`, taking the greatest instead of the sum."""
-    return _exchange(link, part, tag, scratch, _maximum)
+    return _combine_all(link, part, [part] * link.size, tag, scratch, _maximum)
 
 
 def halving_all_reduce(link: Link, part: torch.Tensor, tag: int, scratch: Scratch, segment_bytes: int) -> Run:
@@ -231,24 +220,28 @@ def _bounds(part: torch.Tensor, pieces: int) -> list[int]:
     return [numel * index // pieces for index in range(pieces + 1)]
 
 
-def _exchange(
+def _combine_all(
     link: Link,
-    part: torch.Tensor,
+    own: torch.Tensor,
+    given: Sequence[torch.Tensor],
     tag: int,
     scratch: Scratch,
     combine: Callable[[torch.Tensor, Sequence[torch.Tensor]], None],
 ) -> Run:
-    buffers = {other: scratch.take(part.numel()) for other in _others(link)}
-    terms = [buffers.get(position, part) for position in range(link.size)]
+    """Send `given[other]` to every other position, and combine what they send with `own`, in order of position."""
+    buffers = {other: scratch.take(own.numel()) for other in _others(link)}
+    terms = [buffers.get(position, own) for position in range(link.size)]
+    sends_own = any(given[other] is own for other in buffers)
     while True:
         handles = [(other, link.receive(buffer, other, tag)) for other, buffer in buffers.items()]
         yield
         for other in buffers:
-            link.send(part, other, tag)
+            link.send(given[other], other, tag)
         for other, handle in handles:
             link.wait(handle, other)
-        link.flush()  # the own part is about to be overwritten
-        combine(part, terms)
+        if sends_own:
+            link.flush()  # it is about to be overwritten
+        combine(own, terms)
         yield
 
 
