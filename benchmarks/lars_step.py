@@ -13,7 +13,7 @@ import json
 import statistics
 from typing import Any
 
-from megabatch.train.optimizer_bench import BASE, LOOP, bench_steps, result_lines
+from megabatch.bench.optimizer import BASE, LOOP, bench_steps, result_lines
 
 OURS = "megabatch LARS, paper"
 MAX_OVER_SGD, MIN_UNDER_LOOP = 1.5, 3.0

@@ -59,13 +59,13 @@ def main() -> None:
             weight = step.loss_weight if step.ghosts else 0.0
             _, samples = stream(SEED, NUM_IMAGES, positions.start, len(positions))
             last = not step.ghosts or positions is step.ghosts[-1]
-            with nullcontext() if last else ddp.no_sync(), nullcontext() if weight else statistics.untouched():
+            counted = statistics.ghost(1 / step.num_ghosts) if weight else statistics.untouched()
+            with nullcontext() if last else ddp.no_sync(), counted:
                 loss = F.cross_entropy(ddp(images[samples]), labels[samples], reduction="sum")
                 (loss * weight).backward()
             if weight:
                 loss_sum += loss.detach()
-                statistics.after_ghost(1 / step.step.num_ghosts)
-                noise.after_backward(len(positions), len(positions) / step.global_batch_size)
+                noise.after_backward(len(positions), len(positions) / step.num_samples)
         scale = noise.end_step()
         optimizer.step()
         statistics.after_step()
@@ -73,8 +73,8 @@ def main() -> None:
         if rank == 0:
             words = "unknown" if scale is None else f"{scale:.0f} images"
             print(
-                f"epoch {step.epoch:.3f}: {step.global_batch_size} images, {step.accumulation_steps} ghosts here, "
-                f"rate {optimizer.param_groups[0]['lr']:.3f}, loss {loss_sum.item() / step.global_batch_size:.5f}, "
+                f"epoch {step.epoch:.3f}: {step.num_samples} images, {len(step.ghosts)} ghosts here, "
+                f"rate {optimizer.param_groups[0]['lr']:.3f}, loss {loss_sum.item() / step.num_samples:.5f}, "
                 f"noise scale {words}",
                 flush=True,
             )

@@ -22,18 +22,11 @@ if TYPE_CHECKING:
     from megabatch.optim.lars import LARS as LARS
     from megabatch.optim.rmsprop_warmup import RMSpropWarmup as RMSpropWarmup
     from megabatch.recipes import load_config as load_config
+    from megabatch.schedule import schedules as schedules
     from megabatch.schedule.control import BatchControl as BatchControl
-    from megabatch.schedule.pieces import Piece as Piece
-    from megabatch.schedule.pieces import value_at as value_at
-    from megabatch.schedule.shapes import constant as constant
-    from megabatch.schedule.shapes import cosine as cosine
-    from megabatch.schedule.shapes import cycle as cycle
-    from megabatch.schedule.shapes import linear_warmup as linear_warmup
-    from megabatch.schedule.shapes import polynomial as polynomial
-    from megabatch.schedule.shapes import slow_start as slow_start
-    from megabatch.schedule.shapes import steps as steps
     from megabatch.train.branch import branch as branch
     from megabatch.train.ensemble import average_weights as average_weights
+    from megabatch.train.entry import train as train
 
 __version__ = "0.1.0"
 
@@ -43,7 +36,6 @@ _PUBLIC = {
     "GhostStatistics": "megabatch.model.norm",
     "LARS": "megabatch.optim.lars",
     "MegabatchError": "megabatch.errors",
-    "Piece": "megabatch.schedule.pieces",
     "NoiseScale": "megabatch.comm.noise_scale",
     "ProcessGrid": "megabatch.comm.grid",
     "RMSpropWarmup": "megabatch.optim.rmsprop_warmup",
@@ -51,19 +43,15 @@ _PUBLIC = {
     "average_weights": "megabatch.train.ensemble",
     "branch": "megabatch.train.branch",
     "build_model": "megabatch.model.registry",
-    "constant": "megabatch.schedule.shapes",
-    "cosine": "megabatch.schedule.shapes",
-    "cycle": "megabatch.schedule.shapes",
     "exact_statistics": "megabatch.model.norm",
     "gradient_hook": "megabatch.comm.hook",
-    "linear_warmup": "megabatch.schedule.shapes",
     "load_config": "megabatch.recipes",
     "parameter_groups": "megabatch.optim.groups",
-    "polynomial": "megabatch.schedule.shapes",
-    "slow_start": "megabatch.schedule.shapes",
-    "steps": "megabatch.schedule.shapes",
-    "value_at": "megabatch.schedule.pieces",
+    "schedules": "megabatch.schedule.schedules",
+    "train": "megabatch.train",
 }
+
+_MODULES = ("schedules", "train")  # `megabatch.train(config)`: the module can be called
 
 __all__ = ["__version__", *sorted(_PUBLIC)]
 
@@ -71,4 +59,5 @@ __all__ = ["__version__", *sorted(_PUBLIC)]
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'megabatch' has no attribute '{name}'")
-    return getattr(import_module(_PUBLIC[name]), name)
+    module = import_module(_PUBLIC[name])
+    return module if name in _MODULES else getattr(module, name)

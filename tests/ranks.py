@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 _context = mp.get_context("forkserver")
 # Whatever a rank would import anyway is imported once, before forking; only modules that start no threads may be here.
-_context.set_forkserver_preload(["torch", "torch._dynamo", "torch.utils.tensorboard", "megabatch.train.engine"])
+_context.set_forkserver_preload(["torch", "torch._dynamo", "torch.utils.tensorboard", "megabatch.train.trainer"])
 
 
 class RankFailureError(AssertionError):

@@ -20,7 +20,7 @@ from megabatch.errors import DataError
 from megabatch.recipes import load_config
 from megabatch.train import entry
 from megabatch.train.entry import TrainRequest
-from megabatch.train.folder import hold
+from megabatch.train.run_dir import hold
 
 LAUNCHER_PREFIXES = ("SLURM_", "OMPI_", "PMI", "MPI_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "MEGABATCH_")
 TINY = (
@@ -172,25 +172,26 @@ def test_a_slurm_allocation_needs_srun_unless_local_workers_are_asked_for(
 
 
 @pytest.fixture
-def requests(monkeypatch: pytest.MonkeyPatch) -> list[TrainRequest]:
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[TrainRequest, int | None]]:
     """What `train` asks for, instead of a training."""
-    seen: list[TrainRequest] = []
+    seen: list[tuple[TrainRequest, int | None]] = []
 
-    def note(request: TrainRequest, _environ: object) -> int:
-        seen.append(request)
+    def note(request: TrainRequest, workers: int | None, _environ: object) -> int:
+        seen.append((request, workers))
         return 0
 
     monkeypatch.setattr(entry, "train_here", note)
     return seen
 
 
-def test_options_reach_the_training(command: Command, requests: list[TrainRequest]) -> None:
+def test_options_reach_the_training(command: Command, requests: list[tuple[TrainRequest, int | None]]) -> None:
     assert command("train", "demo").code == 0
-    words = "train demo --workers 4 --grid 2x2 --output runs/a --resume --debug --set a.b=1 --set c=2"
+    words = "train demo --workers 4 --grid 2x2 --output runs/a --resume --debug --set train.seed=1 --set train.epochs=2"
     assert command(*words.split()).code == 0
+    changed = load_config("demo", ["train.seed=1", "train.epochs=2"])
     assert requests == [
-        TrainRequest("demo"),
-        TrainRequest("demo", ("a.b=1", "c=2"), 4, "2x2", Path("runs/a"), resume=True, debug=True),
+        (TrainRequest(load_config("demo"), name="demo"), None),
+        (TrainRequest(changed, Path("runs/a"), "2x2", resume=True, debug=True, name="demo"), 4),
     ]
 
 
@@ -198,11 +199,11 @@ def test_options_reach_the_training(command: Command, requests: list[TrainReques
     "path", ["plain", "/with space/and=equals", 'quote"d \\ back', "caf\u00e9", "\U0001f600/x", "3"]
 )
 def test_any_path_survives_on_its_way_to_the_settings(
-    command: Command, requests: list[TrainRequest], path: str
+    command: Command, requests: list[tuple[TrainRequest, int | None]], path: str
 ) -> None:
     assert command("train", "demo", "--data", path).code == 0
     # Absolute, because workers, a resumed run and `evaluate` may stand in another folder.
-    assert load_config("demo", list(requests[0].overrides)).data.path == str(Path(path).absolute())
+    assert requests[0][0].config.data.path == str(Path(path).absolute())
 
 
 def test_the_exit_code_of_a_training_is_that_of_the_command(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

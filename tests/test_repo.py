@@ -65,7 +65,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "comm.calibration",
     },
     "train": BELOW | {"recipes", "comm", "optim", "model", "data", "report"},
-    "study": BELOW | {"recipes", "report", "train.folder", "train.launch"},
+    "study": BELOW | {"recipes", "report", "train.run_dir", "train.launch"},
     "bench": BELOW | {"recipes", "comm", "optim", "model", "data", "report", "train"},
     "cli": BELOW | {"recipes", "comm", "optim", "model", "data", "report", "plan", "study", "launch", "train", "bench"},
     "__main__": {"cli", "errors"},
@@ -85,7 +85,7 @@ TORCH_FREE = (
     *("megabatch.comm.phases", "megabatch.comm.shape"),
     *("megabatch.comm.price", "megabatch.comm.calibration"),
     # A mistake in a recipe, a folder or a launcher's variables is told without the seconds that torch takes to load.
-    *("megabatch.train.entry", "megabatch.train.folder", "megabatch.train.world"),
+    *("megabatch.train.entry", "megabatch.train.run_dir", "megabatch.train.world"),
     "megabatch.study.conduct",
     *("megabatch.plan.request", "megabatch.plan.show", "megabatch.plan.validate", "megabatch.plan.figure"),
     *("benchmarks.simulators.simgrid", "benchmarks.simulators.simgrid_child", "benchmarks.check_plan"),
@@ -95,17 +95,10 @@ WHOLE_RUNS = "only whole runs show what it does: tests/system"
 WITHOUT_A_TEST_FILE = {
     "megabatch/bench/__init__.py": "it says what the folder is for",
     "megabatch/__main__.py": "every test in tests/test_cli.py runs it",
-    "megabatch/train/build.py": WHOLE_RUNS,
-    "megabatch/train/engine.py": WHOLE_RUNS,
-    "megabatch/train/entry.py": WHOLE_RUNS,
-    "megabatch/train/environment.py": WHOLE_RUNS,
+    "megabatch/train/components.py": WHOLE_RUNS,
     "megabatch/train/evaluate_run.py": WHOLE_RUNS,
-    "megabatch/train/outcome.py": WHOLE_RUNS,
-    "megabatch/train/phase.py": WHOLE_RUNS,
-    "megabatch/train/session.py": WHOLE_RUNS,
-    "megabatch/train/snapshot.py": WHOLE_RUNS,
-    "megabatch/train/statistics.py": WHOLE_RUNS,
-    "megabatch/train/step.py": WHOLE_RUNS,
+    "megabatch/train/state.py": WHOLE_RUNS,
+    "megabatch/train/trainer.py": WHOLE_RUNS,
 }
 # Folders whose files only make sense together: one test file, or one of its own beside it.
 TESTED_TOGETHER = {"megabatch/config": "tests/config/test_config.py", "megabatch/cli": "tests/test_cli.py"}
@@ -195,7 +188,7 @@ def test_imports_go_one_way() -> None:
         ("schedule.batch", "from megabatch.config import Config", {"config.Config"}),
         ("plan.network", "from megabatch.comm.phases import x\nfrom megabatch.comm.grid import y", {"comm.grid"}),
         ("plan.network", "from megabatch.comm import shape, phases", set()),
-        ("train.engine", "from megabatch.cli import app", {"cli.app"}),
+        ("train.trainer", "from megabatch.cli import app", {"cli.app"}),
         ("data.loader", "from megabatch.schedule.batch import shard_range\nimport torch", set()),
     ],
 )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -28,8 +29,7 @@ from megabatch.comm.measure import calibrate, from_rank_0, gather, probe_device,
 from megabatch.comm.phases import ALGORITHMS, phases
 from megabatch.comm.select import AutoReducer, make_reducer, size_text
 from megabatch.errors import CommunicationError, ConfigError, LaunchError, nearest
-from megabatch.train.launch import start_workers
-from megabatch.train.worker import run_as_worker
+from megabatch.train.launch import run_as_worker, start_workers
 from megabatch.train.world import World, choose_device, join, read_world
 
 __all__ = [
@@ -59,14 +59,6 @@ class BenchRequest:
     grid: str | None = None
     output: Path | None = None
     as_json: bool = False
-
-    def arguments(self) -> list[str]:
-        """The command line of a worker that does the same."""
-        words = ["bench", "allreduce", "--sizes", self.sizes, "--iterations", str(self.iterations)]
-        words += ["--algorithms", self.algorithms] if self.algorithms else []
-        words += ["--grid", self.grid] if self.grid else []
-        words += ["--output", str(self.output.absolute())] if self.output else []
-        return words + ["--json"] * self.as_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +101,7 @@ def bench_allreduce(request: BenchRequest, environ: Mapping[str, str]) -> int:
     if world is None:
         if request.workers is None:
             raise LaunchError("one worker has nothing to reduce; add --workers N, or start it with torchrun or srun")
-        return start_workers(request.workers, request.arguments(), max_restarts=0)
+        return start_workers(request.workers, _start_work, replace(request, workers=None))
     return run_as_worker(lambda: _bench_in(world, request, sizes, algorithms), world, environ)
 
 
@@ -192,6 +184,11 @@ def write_calibration(grid: ProcessGrid, rows: Sequence[Row], path: str | Path) 
 def quantile(values: Sequence[float], part: float) -> float:
     """The smallest value that at least `part` of all values do not exceed."""
     return sorted(values)[max(0, math.ceil(part * len(values)) - 1)]
+
+
+def _start_work(request: BenchRequest) -> int:
+    """What a local worker does."""
+    return bench_allreduce(request, os.environ)
 
 
 def _bench_in(world: World, request: BenchRequest, sizes: list[int], algorithms: list[str]) -> int:

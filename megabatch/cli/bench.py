@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from megabatch.cli.options import Debug, Json
+
+if TYPE_CHECKING:
+    from megabatch.bench.step import StepBenchRequest
 
 __all__ = ["app"]
 
@@ -63,35 +66,32 @@ def bench_step(
     debug: Debug = False,
 ) -> None:
     """Time training steps by local batch, without data and communication: what `megabatch plan` starts from."""
-    from megabatch.files import write_atomically
-    from megabatch.plan.compute import step_times_from_data, step_times_text
+    from megabatch.bench.step import StepBenchRequest, bench_steps, parse_batches
     from megabatch.recipes import load_config
-    from megabatch.train.step_bench import StepBenchRequest, bench_steps, parse_batches
 
     config = load_config(recipe, set_ or [])
-    words = ["bench", "step", recipe, "--iterations", str(iterations), "--batches", batches]
-    words += [word for text in set_ or [] for word in ("--set", text)] + ["--json"] * as_json
-    words += ["--output", str(output.absolute())] if output else []
-    request = StepBenchRequest(
-        config, parse_batches(batches, config.train.ghost_batch_size), iterations, workers, tuple(words)
-    )
-    code, result = bench_steps(request, os.environ)
-    if result is not None:
-        times = step_times_from_data(result, "the measurement")
-        if output is not None:
-            write_atomically(output, step_times_text(times))
-        if as_json:
-            print(json.dumps(result))
-        else:
-            together = f"{result.get('workers', 1)} workers at a time"
-            print(f"{times.model} on {times.device}, {times.threads} threads, {together}")
-            for row in times.rows:
-                print(
-                    f"  {row.local_batch:>6} images {1e3 * row.seconds:>10.2f} ms +- {row.deviation:.1%}"
-                    f" {row.local_batch / row.seconds:>10,.0f} images/s  n = {row.iterations}"
-                )
-            print(f"  backward pass {times.backward_share:.0%} of a step")
-    raise typer.Exit(code)
+    parsed = parse_batches(batches, config.train.ghost_batch_size)
+    request = StepBenchRequest(config, parsed, iterations, workers, output and output.absolute(), as_json)
+    raise typer.Exit(bench_steps(request, _tell_steps, os.environ))
+
+
+def _tell_steps(request: StepBenchRequest, result: dict[str, Any]) -> None:
+    from megabatch.files import write_atomically
+    from megabatch.plan.compute import step_times_from_data, step_times_text
+
+    times = step_times_from_data(result, "the measurement")
+    if request.output is not None:
+        write_atomically(request.output, step_times_text(times))
+    if request.as_json:
+        print(json.dumps(result))
+        return
+    print(f"{times.model} on {times.device}, {times.threads} threads, {result.get('workers', 1)} workers at a time")
+    for row in times.rows:
+        print(
+            f"  {row.local_batch:>6} images {1e3 * row.seconds:>10.2f} ms +- {row.deviation:.1%}"
+            f" {row.local_batch / row.seconds:>10,.0f} images/s  n = {row.iterations}"
+        )
+    print(f"  backward pass {times.backward_share:.0%} of a step")
 
 
 @app.command(
@@ -99,14 +99,14 @@ def bench_step(
     epilog="Examples: `megabatch bench optimizer` - `megabatch bench optimizer --model resnet20 --threads 2`",
 )
 def bench_optimizer(
-    model: Annotated[str, typer.Option(help="A network whose parameters are updated.")] = "resnet50",
+    model: Annotated[str, typer.Option(help="A network whose parameters are stepped.")] = "resnet50",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds that count; each times every optimizer once.")] = 15,
     threads: Annotated[int, typer.Option(min=1, help="Threads of a CPU.")] = 1,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Time one step of LARS and RMSprop warm-up over a network's parameters, against torch's SGD and a plain loop."""
-    from megabatch.train.optimizer_bench import bench_steps, result_lines
+    from megabatch.bench.optimizer import bench_steps, result_lines
 
     result = bench_steps(model, rounds, threads)
     print(json.dumps(result) if as_json else "\n".join(result_lines(result)))

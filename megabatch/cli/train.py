@@ -53,27 +53,30 @@ def train(
             "what is typed here wins."
         ),
     ] = None,
-    keep_plan: Annotated[Path | None, typer.Option(hidden=True)] = None,
     debug: Debug = False,
 ) -> None:
     """Train a recipe.
 
     Alone it starts its own local workers; under torchrun, srun or mpirun it joins them.
     """
+    from megabatch.recipes import load_config
+    from megabatch.recipes.scale import scaling_lines
     from megabatch.train.entry import TrainRequest, train_here
 
     overrides = tuple(set_ or ()) + (
         (f"data.path={json.dumps(str(data.absolute()), ensure_ascii=False)}",) if data else ()
     )
-    plan_text = keep_plan.read_text(encoding="utf-8") if keep_plan else ""
+    plan_text = ""
     if plan is not None:
         from megabatch.plan.plan_file import follow
 
         planned = follow(plan, recipe, grid, workers, os.environ, scale=scale, epochs=epochs)
         overrides, plan_text = planned.overrides + overrides, planned.text
         grid, workers, scale, epochs = planned.grid, planned.workers, planned.scale, planned.epochs
-    request = TrainRequest(recipe, overrides, workers, grid, output, resume, debug, scale, epochs, plan_text)
-    raise typer.Exit(train_here(request, os.environ))
+    config = load_config(recipe, list(overrides), scale=scale, epochs=epochs)
+    lines = scaling_lines(load_config(recipe, epochs=epochs), config) if scale is not None else []
+    request = TrainRequest(config, output, grid, resume, debug, plan_text, Path(recipe).stem, tuple(lines))
+    raise typer.Exit(train_here(request, workers, os.environ))
 
 
 @app.command(

@@ -90,28 +90,22 @@ class NoiseScale:
         self._sums[1] += weight / num_samples
         self._sums[2] += weight**2 / num_samples
 
-    def local_sums(self) -> Tensor:
-        """Three float64 numbers of this worker, to be added up over workers and given to `observe`."""
-        return self._sums
-
-    def observe(self, sums: Sequence[float], gradient_square: float, loss_scale: float = 1.0) -> None:
-        """Take in a step: sums over all workers, the squared norm of the averaged gradient (unscaled)."""
-        if not self.measuring:
-            return
-        small, sum_w_over_n, sum_w2_over_n = sums
-        sample = noise_sample(small / loss_scale**2, gradient_square, sum_w_over_n, sum_w2_over_n)
-        if sample is not None:
-            self.average.add(sample)
-
     def end_step(self, loss_scale: float = 1.0) -> float | None:
-        """All that is left to do for a step, with an all-reduce of three numbers; returns the smoothed scale."""
+        """Take in the step, with an all-reduce of four numbers; returns the smoothed scale.
+
+        Call it on every rank before gradients are unscaled, clipped or used. A step that is not finite is left out.
+        """
         if self.measuring:
-            sums = self._sums.clone()
-            if self._world_size > 1:
-                dist.all_reduce(sums)
             norms = torch._foreach_norm([p.grad for p in self._parameters if p.grad is not None])
-            square = torch.stack(norms).double().square().sum().item()
-            self.observe(sums.tolist(), square / loss_scale**2, loss_scale)
+            # Hosts with other processors may differ in the last bit of the norm; what is decided by it must not.
+            big = torch.stack(norms).double().square().sum() / self._world_size
+            totals = torch.cat([self._sums, big.reshape(1)])
+            if self._world_size > 1:
+                dist.all_reduce(totals)
+            small, sum_w_over_n, sum_w2_over_n, big_total = totals.tolist()
+            sample = noise_sample(small / loss_scale**2, big_total / loss_scale**2, sum_w_over_n, sum_w2_over_n)
+            if sample is not None:
+                self.average.add(sample)
         return self.scale
 
     def state_dict(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from megabatch.config.section import NotNegative, PositiveInt, Section
 from megabatch.errors import ConfigError
-from megabatch.schedule.control import NoiseRule
+from megabatch.schedule.noise import NoiseRule
 
 __all__ = ["AdaptiveConfig", "BatchControlConfig"]
 

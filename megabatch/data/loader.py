@@ -183,7 +183,7 @@ class GhostLoader:
 
     def _order(self, step: Step, index: int, idle: bool) -> None:
         """Put a ghost batch in line for the consumer and its pieces in line for the threads."""
-        size, count = self._image_size_at(step.start_epoch), step.ghost_batch_size
+        size, count = self._image_size_at(step.epoch), step.ghost_batch_size
         start = step.start_samples + index * count
         epochs, samples = stream(self._seed, len(self._source), start, count)
         self._order_ahead(start)

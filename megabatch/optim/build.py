@@ -9,17 +9,17 @@ from megabatch.config import OptimizerConfig
 from megabatch.optim.groups import parameter_groups
 from megabatch.optim.lars import LARS
 from megabatch.optim.rmsprop_warmup import RMSpropWarmup, share_of
-from megabatch.schedule.control import NoiseRule, keep_noise
+from megabatch.schedule.batch import Step
 from megabatch.schedule.pieces import value_at
 
-__all__ = ["build_optimizer", "rates_at", "set_rates"]
+__all__ = ["build_optimizer", "schedule_optimizer", "scheduled_at"]
 
 
 def build_optimizer(settings: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
     """The optimizer with the values of epoch 0; batch-norm and biases in a group of their own."""
     groups = parameter_groups(model, settings.decay_norm_and_bias)
-    rates = rates_at(settings, 0.0)
-    lr, momentum = rates["lr"], rates["momentum"]
+    values = scheduled_at(settings, 0.0)
+    lr, momentum = values["lr"], values["momentum"]
     optimizer: torch.optim.Optimizer
     if settings.name == "lars":
         optimizer = LARS(groups, lr, momentum, nesterov=settings.nesterov, **settings.lars.model_dump())
@@ -28,11 +28,11 @@ def build_optimizer(settings: OptimizerConfig, model: nn.Module) -> torch.optim.
         optimizer = RMSpropWarmup(groups, lr, momentum, rmsprop_lr=options.pop("lr"), **options)
     else:
         optimizer = torch.optim.SGD(groups, lr, momentum, nesterov=settings.nesterov, foreach=True)
-    set_rates(optimizer, settings, 0.0)
+    schedule_optimizer(optimizer, settings, 0.0)
     return optimizer
 
 
-def rates_at(settings: OptimizerConfig, epoch: float) -> dict[str, float]:
+def scheduled_at(settings: OptimizerConfig, epoch: float) -> dict[str, float]:
     """The scheduled values at a fractional epoch."""
     return {
         "lr": value_at(settings.lr, epoch) * settings.lr_factor,
@@ -41,27 +41,27 @@ def rates_at(settings: OptimizerConfig, epoch: float) -> dict[str, float]:
     }
 
 
-def set_rates(
+def schedule_optimizer(
     optimizer: torch.optim.Optimizer,
     settings: OptimizerConfig,
     epoch: float,
     *,
-    growth: float = 1.0,
-    noise: NoiseRule = "falls",
+    step: Step | None = None,
     past_epochs: float = 0.0,
 ) -> dict[str, float]:
     """Give the optimizer the values scheduled for this epoch, and return them for the log.
 
-    growth: the total batch over the one the schedules are made for; `noise` says what to do about it.
+    step: keeps the noise scale by its rule when its batch has grown.
     past_epochs: training before epoch 0 of these schedules; a warm-up by RMSprop is not begun again in a branch.
     """
-    rates = rates_at(settings, epoch)
-    rates["lr"], rates["momentum"] = keep_noise(noise, rates["lr"], rates["momentum"], growth)
+    values = scheduled_at(settings, epoch)
+    if step is not None:
+        values["lr"], values["momentum"] = step.keep_noise(values["lr"], values["momentum"])
     for group in optimizer.param_groups:
-        group["lr"] = rates["lr"]
-        group["momentum"] = rates["momentum"]
-        group["weight_decay"] = rates["weight_decay"] * group["decay_factor"]
+        group["lr"] = values["lr"]
+        group["momentum"] = values["momentum"]
+        group["weight_decay"] = values["weight_decay"] * group["decay_factor"]
     if isinstance(optimizer, RMSpropWarmup):
         optimizer.set_epoch(past_epochs + epoch)
-        rates["sgd_share"] = share_of(optimizer.param_groups[0])
-    return rates
+        values["sgd_share"] = share_of(optimizer.param_groups[0])
+    return values

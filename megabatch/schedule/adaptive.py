@@ -97,12 +97,12 @@ class AdaptiveBatch:
             self._closed = True
             self._condition.notify_all()
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: plain numbers."""
         changes = [[start, total] for start, total in self.changes]
         return {"changes": changes, "observed": self.observed, "in_favour": self.in_favour}
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state`."""
         self.changes = [(int(start), int(total)) for start, total in state["changes"]]
         self.observed, self.in_favour = state["observed"], state["in_favour"]

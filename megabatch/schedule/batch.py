@@ -1,4 +1,4 @@
-"""The total batch as a function of the epoch, and the steps that follow from it.
+"""The global batch as a function of the epoch, and the steps that follow from it.
 
 The stream of training images is the orders of epoch 0, 1, 2, ... laid end to end. Step u takes the next
 `global_batch_size` images of that stream, so an epoch's last images share a step with the next epoch's first:
@@ -18,9 +18,11 @@ import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 from megabatch.errors import ConfigError
+from megabatch.schedule.noise import NoiseRule, keep_noise
 
 __all__ = [
     "BatchStages",
@@ -36,13 +38,13 @@ __all__ = [
 
 @dataclass(frozen=True)
 class BatchStages:
-    """Total batch by epoch: `global_batch_sizes[i]` holds from `from_epochs[i]` on."""
+    """Global batch by epoch: `global_batch_sizes[i]` holds from `from_epochs[i]` on."""
 
     from_epochs: tuple[float, ...]
     global_batch_sizes: tuple[int, ...]
 
     def at(self, epoch: float) -> int:
-        """The total batch of a step that starts at this epoch."""
+        """The global batch of a step that starts at this epoch."""
         return self.global_batch_sizes[bisect_right(self.from_epochs, epoch) - 1]
 
     @property
@@ -117,22 +119,45 @@ def check_whole_ghosts(stages: BatchStages, ghost_batch_size: int) -> None:
 
 @dataclass(frozen=True)
 class Step:
-    """One optimizer step: images `start_samples` to `start_samples + num_samples` of the stream."""
+    """One optimizer step as one rank sees it: images `start_samples` to `end_samples` of the stream."""
 
     index: int
     start_samples: int
     num_samples: int
     ghost_batch_size: int
-    start_epoch: float
-    global_batch_size: int = 0  # what its stage says; the last step of a run is cut to what is left
-
-    @property
-    def num_ghosts(self) -> int:
-        return self.num_samples // self.ghost_batch_size
+    epoch: float  # where it starts
+    stage_batch_size: int = 0  # the global batch of its stage; the last step of a run is cut to what is left
+    growth: float = 1.0  # its stage over the first stage
+    noise: NoiseRule = "falls"  # what that does to the noise scale
+    is_last: bool = False
+    rank: int = 0
+    world_size: int = 1
 
     @property
     def end_samples(self) -> int:
         return self.start_samples + self.num_samples
+
+    @property
+    def num_ghosts(self) -> int:
+        """The ghost batches of all ranks."""
+        return self.num_samples // self.ghost_batch_size
+
+    @cached_property
+    def ghosts(self) -> tuple[range, ...]:
+        """This rank's ghost batches, as positions of the stream."""
+        size = self.ghost_batch_size
+        mine = shard_range(self.num_ghosts, self.world_size, self.rank)
+        starts = [self.start_samples + ghost * size for ghost in mine]
+        return tuple(range(start, start + size) for start in starts)
+
+    @property
+    def loss_weight(self) -> float:
+        """Times a ghost batch's summed loss: DDP's average over ranks then is the mean over the step's images."""
+        return self.world_size / self.num_samples
+
+    def keep_noise(self, lr: float, momentum: float) -> tuple[float, float]:
+        """The lr and momentum of this step, by the chosen rule."""
+        return keep_noise(self.noise, lr, momentum, self.growth)
 
 
 def iterate_steps(
@@ -193,6 +218,6 @@ def first_sample(epoch: float, samples_per_epoch: int) -> int:
     return position
 
 
-def shard_range(num_ghosts: int, world_size: int, worker: int) -> range:
-    """The ghost batches of a step that fall to `worker`: contiguous, and counts differ by one at most."""
-    return range(num_ghosts * worker // world_size, num_ghosts * (worker + 1) // world_size)
+def shard_range(num_ghosts: int, world_size: int, rank: int) -> range:
+    """This rank's shard of the ghost batches of a step: contiguous, and counts differ by one at most."""
+    return range(num_ghosts * rank // world_size, num_ghosts * (rank + 1) // world_size)

@@ -1,4 +1,4 @@
-"""Batch-size control in a loop of your own: one object says what each step is.
+"""Batch-size control: one object says what each step of a loop is.
 
     control = BatchControl("0:4096 30:8192", ghost_batch_size=32, samples_per_epoch=50_000, epochs=90)
     for step in control:
@@ -14,74 +14,33 @@
 Every rank asks for itself and all get the same steps. Images are counted, not batches, so the batch may change in
 the middle of an epoch and a resumed loop goes on inside any stage. `ghosts` is empty on a rank for which a step has
 no ghost batch: such a rank must still make one synchronised backward pass, of weight zero.
+
+The batch may also follow a measurement: give an `AdaptiveBatch` instead of stages, and tell it about every step with
+`observe`. `megabatch train` takes its steps from here too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
 
 from megabatch.errors import ConfigError
-from megabatch.schedule.batch import Step, check_whole_ghosts, iterate_steps, parse_stages, shard_range
-from megabatch.schedule.noise import noise_keeping_lr, noise_keeping_momentum
+from megabatch.schedule.adaptive import AdaptiveBatch
+from megabatch.schedule.batch import Step, check_whole_ghosts, first_sample, iterate_steps, parse_stages
+from megabatch.schedule.noise import NoiseRule
 
-__all__ = ["BatchControl", "BatchStep", "NoiseRule", "keep_noise"]
-
-# What happens to Smith's noise scale when the batch grows: it falls, or the rate or the momentum keeps it.
-NoiseRule = Literal["falls", "lr", "momentum"]
-
-
-def keep_noise(rule: NoiseRule, lr: float, momentum: float, growth: float) -> tuple[float, float]:
-    """Rate and momentum for a batch that is `growth` times the first stage's (see `megabatch.schedule.noise`)."""
-    if rule == "lr":
-        return noise_keeping_lr(lr, growth), momentum
-    if rule == "momentum":
-        return lr, noise_keeping_momentum(momentum, growth)
-    return lr, momentum
-
-
-@dataclass(frozen=True)
-class BatchStep:
-    """One step as one rank sees it."""
-
-    step: Step
-    ghosts: tuple[range, ...]  # this rank's ghost batches, as positions of the stream of all epochs laid end to end
-    world_size: int
-    growth: float  # this step's stage over the first stage
-    noise: NoiseRule
-    is_last: bool
-
-    @property
-    def global_batch_size(self) -> int:
-        return self.step.num_samples
-
-    @property
-    def batch_on_rank(self) -> int:
-        return sum(map(len, self.ghosts))
-
-    @property
-    def accumulation_steps(self) -> int:
-        return len(self.ghosts)
-
-    @property
-    def epoch(self) -> float:
-        return self.step.start_epoch
-
-    @property
-    def loss_weight(self) -> float:
-        """Times a ghost batch's summed loss: DDP's average over ranks then is the mean over the step's images."""
-        return self.world_size / self.step.num_samples
-
-    def keep_noise(self, lr: float, momentum: float) -> tuple[float, float]:
-        """Rate and momentum of this step, by the chosen rule."""
-        return keep_noise(self.noise, lr, momentum, self.growth)
+__all__ = ["BatchControl"]
 
 
 class BatchControl:
     """Iterates over the steps of a run from where it stands; a new iteration continues, it does not start over.
 
-    global_batch_size: a number or stages such as "0:4096 30:8192". noise: what a growing batch does to the noise scale.
+    global_batch_size: a number, stages such as "0:4096 30:8192", or an `AdaptiveBatch`.
+    noise: what a growing batch does to the noise scale.
+    until_epoch: leave out the steps that start there or later. max_steps: stop after so many; 0 is no limit.
 
     Raises:
         ConfigError: stages that cannot be read, do not rise or are not whole ghost batches; a rank outside the world;
@@ -90,7 +49,7 @@ class BatchControl:
 
     def __init__(
         self,
-        global_batch_size: int | str,
+        global_batch_size: int | str | AdaptiveBatch,
         *,
         ghost_batch_size: int,
         samples_per_epoch: int,
@@ -98,13 +57,18 @@ class BatchControl:
         rank: int = 0,
         world_size: int = 1,
         noise: NoiseRule = "falls",
+        until_epoch: float = math.inf,
+        max_steps: int = 0,
     ) -> None:
+        self.adaptive: AdaptiveBatch | None = None
+        if isinstance(global_batch_size, AdaptiveBatch):
+            self.adaptive, global_batch_size = global_batch_size, global_batch_size.first_global_batch_size
+            self.adaptive.reopen()
         self.stages = parse_stages(global_batch_size)
         check_whole_ghosts(self.stages, ghost_batch_size)
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank {rank} of {world_size} ranks; ranks are 0 to {world_size - 1}")
-        self.ghost_batch_size = ghost_batch_size
-        self.samples_per_epoch = samples_per_epoch
+        self.ghost_batch_size, self.samples_per_epoch = ghost_batch_size, samples_per_epoch
         self.total_samples = round(epochs * samples_per_epoch)
         if self.total_samples < ghost_batch_size:
             raise ConfigError(
@@ -112,6 +76,7 @@ class BatchControl:
                 "give more epochs, more images or a smaller ghost_batch_size"
             )
         self.rank, self.world_size, self.noise = rank, world_size, noise
+        self.until_samples, self.max_steps = first_sample(until_epoch, samples_per_epoch), max_steps
         self.samples = 0
         self.steps = 0
 
@@ -119,31 +84,45 @@ class BatchControl:
     def epoch(self) -> float:
         return self.samples / self.samples_per_epoch
 
-    def __iter__(self) -> Iterator[BatchStep]:
+    def is_over(self, samples: int) -> bool:
+        """Whether no step is left after so many samples; `max_steps` is not asked."""
+        return samples >= self.until_samples or self.total_samples - samples < self.ghost_batch_size
+
+    def __iter__(self) -> Iterator[Step]:
+        if self.max_steps and self.steps >= self.max_steps:
+            return
         steps = iterate_steps(
-            self.stages.at,
+            _measured_batches(self.adaptive) if self.adaptive else self.stages.at,
             self.ghost_batch_size,
             self.samples_per_epoch,
             self.total_samples,
             start_samples=self.samples,
             start_index=self.steps,
+            until_samples=self.until_samples,
         )
         for step in steps:
             self.samples, self.steps = step.end_samples, step.index + 1
-            mine = shard_range(step.num_ghosts, self.world_size, self.rank)
-            starts = [step.start_samples + ghost * self.ghost_batch_size for ghost in mine]
-            yield BatchStep(
-                step=step,
-                ghosts=tuple(range(start, start + self.ghost_batch_size) for start in starts),
-                world_size=self.world_size,
-                growth=self.stages.at(step.start_epoch) / self.stages.global_batch_sizes[0],
+            is_limit = self.steps == self.max_steps
+            yield replace(
+                step,
+                growth=step.stage_batch_size / self.stages.global_batch_sizes[0],
                 noise=self.noise,
-                is_last=self.total_samples - step.end_samples < self.ghost_batch_size,
+                is_last=is_limit or self.is_over(step.end_samples),
+                rank=self.rank,
+                world_size=self.world_size,
             )
+            if is_limit:
+                return
 
-    def state_dict(self) -> dict[str, int]:
+    def close(self) -> None:
+        """Let nobody wait for a measurement any longer: the iteration ends."""
+        if self.adaptive:
+            self.adaptive.close()
+
+    def state_dict(self) -> dict[str, Any]:
         """Where the run stands, the step being iterated over included: take it after `optimizer.step()`."""
-        return {"samples": self.samples, "steps": self.steps, "samples_per_epoch": self.samples_per_epoch}
+        state = {"samples": self.samples, "steps": self.steps, "samples_per_epoch": self.samples_per_epoch}
+        return state | ({"adaptive": self.adaptive.state_dict()} if self.adaptive else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state`, on any number of ranks.
@@ -157,3 +136,11 @@ class BatchControl:
                 f"{self.samples_per_epoch}; give the data of that run"
             )
         self.samples, self.steps = int(state["samples"]), int(state["steps"])
+        if self.adaptive and "adaptive" in state:
+            self.adaptive.load_state_dict(state["adaptive"])
+
+
+def _measured_batches(adaptive: AdaptiveBatch) -> Callable[[float], int]:
+    """The batches of the steps to come, one after the other."""
+    numbers = itertools.count(adaptive.observed)
+    return lambda _epoch: adaptive.wait_for(next(numbers))

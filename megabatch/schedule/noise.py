@@ -1,11 +1,11 @@
-"""Two noise scales: the one that rate and batch make (Smith), and the one that the gradient has (McCandlish).
+"""Two noise scales: the one that lr and batch make (Smith), and the one that the gradient has (McCandlish).
 
 Smith 2017 ("Don't decay the learning rate, increase the batch size", section 3) describes momentum SGD by
 
-    g = rate * images / (global_batch_size * (1 - momentum))        in images x rate
+    g = lr * images / (global_batch_size * (1 - momentum))        in images x lr
 
-Raising the batch by k at a fixed rate divides g by k, which is what a rate decay of k does. To keep g instead, the
-rate is multiplied by k, or `1 - momentum` is divided by k.
+Raising the batch by k at a fixed lr divides g by k, which is what an lr decay of k does. To keep g instead, the
+lr is multiplied by k, or `1 - momentum` is divided by k.
 
 McCandlish 2018 ("An empirical model of large-batch training", section 2.2) measures the batch at which noise and
 signal of the gradient are equal, in images:
@@ -28,32 +28,40 @@ ghost batch together, so S is then b times the covariance of ghost gradients rat
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from megabatch.errors import ConfigError
 
 __all__ = [
     "NoiseAverage",
+    "NoiseRule",
     "NoiseSample",
-    "noise_keeping_lr",
+    "keep_noise",
     "noise_keeping_momentum",
     "noise_sample",
     "sgd_noise_scale",
 ]
 
+# What happens to Smith's noise scale when the batch grows: it falls, or the lr or the momentum keeps it.
+NoiseRule = Literal["falls", "lr", "momentum"]
 
-def sgd_noise_scale(rate: float, momentum: float, global_batch_size: int, num_images: int) -> float:
+
+def sgd_noise_scale(lr: float, momentum: float, global_batch_size: int, num_images: int) -> float:
     """Smith's g of a step."""
-    return rate * num_images / (global_batch_size * (1.0 - momentum))
+    return lr * num_images / (global_batch_size * (1.0 - momentum))
 
 
-def noise_keeping_lr(rate: float, growth: float) -> float:
-    """The rate that keeps g when the batch is `growth` times the one `rate` was made for."""
-    return rate * growth
+def keep_noise(rule: NoiseRule, lr: float, momentum: float, growth: float) -> tuple[float, float]:
+    """The lr and momentum for a batch that is `growth` times the one they are made for."""
+    if rule == "lr":
+        return lr * growth, momentum
+    if rule == "momentum":
+        return lr, noise_keeping_momentum(momentum, growth)
+    return lr, momentum
 
 
 def noise_keeping_momentum(momentum: float, growth: float) -> float:
-    """The momentum that keeps g at a fixed rate when the batch is `growth` times as large.
+    """The momentum that keeps g at a fixed lr when the batch is `growth` times as large.
 
     Raises:
         ConfigError: when the batch shrinks so far that the momentum would have to be negative.

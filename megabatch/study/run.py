@@ -32,8 +32,8 @@ from megabatch.files import write_atomically, write_json
 from megabatch.machine import usable_cores
 from megabatch.report.run import read_json
 from megabatch.study.plan import Study, StudyRun
-from megabatch.train.folder import check_output
 from megabatch.train.launch import LAUNCHED_VARIABLE
+from megabatch.train.run_dir import check_output
 
 __all__ = ["ALONE", "COMMAND", "ENSEMBLE_FILE", "Outcome", "evaluate_ensembles", "free_cores", "is_finished", "run_all"]
 

@@ -1,13 +1,14 @@
-"""A side branch in a loop of your own: train on, keep the result, and find the trunk as it was.
+"""A side branch: train on, save the result, and find the trunk as it was.
 
     with branch(model, optimizer, statistics):       # momentum starts anew
-        ...                                          # the collapse: own rate, more decay, plain images
+        ...                                          # the collapse: own lr, more decay, plain images
         statistics.publish()
         torch.save(model.state_dict(), "member-1.pt")
     ...                                              # weights, momentum and statistics are those of before the block
 
-Codreanu 2017's collapsed ensemble is a trunk with such a block at the end of every cycle. The engine does the same with
-checkpoints inside the branch, see `megabatch.train.session`.
+Codreanu 2017's collapsed ensemble is a trunk with such a block at the end of every cycle. `megabatch train` makes its
+members in such blocks. The block's value is the trunk's state: a checkpoint written inside a branch holds it, and a
+resumed run gives it back as `trunk`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from torch import nn
 
 from megabatch.model.norm import GhostStatistics
 
-__all__ = ["branch", "copied"]
+__all__ = ["TrainingState", "branch", "load_training_state", "training_state"]
+
+TrainingState = dict[str, Any]
 
 
 @contextmanager
@@ -29,32 +32,66 @@ def branch(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     statistics: GhostStatistics | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+    *,
     reset_momentum: bool = True,
-) -> Iterator[None]:
+    trunk: TrainingState | None = None,
+) -> Iterator[TrainingState]:
     """Within the block the model may be trained on; afterwards it is as before, also when the block fails.
 
-    With `statistics` every rank must enter and leave the block. Rates, decay and other settings of the optimizer's
-    groups are put back too. The copy is held in the host's memory.
+    With `statistics` every rank must enter and leave the block. Values of the optimizer's groups are put back too. The
+    copy is held in the host's memory. trunk: the state to return to when the branch has begun already, in a run that
+    is resumed; nothing is reset then.
     """
-    before = copied({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
-    of_norms = copied(statistics.state()) if statistics is not None else {}
-    if reset_momentum:
-        optimizer.state.clear()
+    if trunk is None:
+        trunk = _copied(training_state(model, optimizer, statistics, scaler))
+        if reset_momentum:
+            optimizer.state.clear()
     try:
-        yield
+        yield trunk
     finally:
-        model.load_state_dict(before["model"])
-        optimizer.load_state_dict(before["optimizer"])
-        if statistics is not None:
-            statistics.load(of_norms)
+        load_training_state(trunk, model, optimizer, statistics, scaler)
 
 
-def copied(value: Any) -> Any:
+def training_state(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    statistics: GhostStatistics | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+) -> TrainingState:
+    """What training changes; every rank must call it. Tensors are the live ones."""
+    if statistics is not None:
+        statistics.gather()
+    return {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "statistics": statistics.state_dict() if statistics is not None else {},
+        "scaler": scaler.state_dict() if scaler is not None else {},
+    }
+
+
+def load_training_state(
+    state: TrainingState,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    statistics: GhostStatistics | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+) -> None:
+    """Return to `state`."""
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    if statistics is not None:
+        statistics.load_state_dict(state["statistics"])
+    if scaler is not None and scaler.is_enabled():
+        scaler.load_state_dict(state["scaler"])
+
+
+def _copied(value: Any) -> Any:
     """A state with its tensors copied to the host."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
-        return {key: copied(one) for key, one in value.items()}
+        return {key: _copied(one) for key, one in value.items()}
     if isinstance(value, list):
-        return [copied(one) for one in value]
+        return [_copied(one) for one in value]
     return value

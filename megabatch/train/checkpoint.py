@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -18,11 +17,11 @@ from typing import Any
 import torch
 
 from megabatch.errors import CheckpointError
-from megabatch.files import write_atomically
+from megabatch.files import link_atomically, write_atomically
 
 __all__ = ["FORMAT", "check_fits", "decode", "link_best", "newest_whole", "read_checkpoint", "save_checkpoint"]
 
-FORMAT = 2
+FORMAT = 3
 
 State = dict[str, Any]
 
@@ -36,10 +35,9 @@ def save_checkpoint(folder: Path, state: State, step: int, keep: int, *, best: b
     path = _path(folder, step)
     write_atomically(_checksum_path(path), hashlib.sha256(data).hexdigest() + "\n")
     write_atomically(path, data)
-    _sync_folder(folder)
-    _link(folder / "last", path.name)
+    link_atomically(folder / "last", path.name)
     if best:
-        _link(folder / "best", path.name)
+        link_atomically(folder / "best", path.name)
     _drop_old(folder, keep, path)
     return path
 
@@ -114,7 +112,7 @@ def link_best(folder: Path, step: int) -> None:
     """Point `best` at the checkpoint of this step, if it is there: a kill may have come before the link was moved."""
     path = _path(folder, step)
     if path.is_file():
-        _link(folder / "best", path.name)
+        link_atomically(folder / "best", path.name)
 
 
 def _path(folder: Path, step: int) -> Path:
@@ -123,21 +121,6 @@ def _path(folder: Path, step: int) -> Path:
 
 def _checksum_path(path: Path) -> Path:
     return path.with_name(path.name + ".sha256")
-
-
-def _link(link: Path, target: str) -> None:
-    beside = link.with_name(f".{link.name}.{os.getpid()}")
-    beside.unlink(missing_ok=True)
-    beside.symlink_to(target)
-    os.replace(beside, link)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _drop_old(folder: Path, keep: int, newest: Path) -> None:

@@ -1,29 +1,25 @@
-"""What becomes of a run's members besides averaging their probabilities: one network with their average weights.
+"""The members of a collapsed ensemble: `members/member-<k>.safetensors` in the run folder, one per branch.
 
-Codreanu 2017 averages probabilities, at the price of one forward pass per member. Averaging weights costs one pass, but
-is only as good as the straight line between the members is flat; `megabatch evaluate --ensemble` shows both.
+Codreanu 2017 averages the members' probabilities, at the price of one forward pass per member. Averaging weights costs
+one pass, but is only as good as the straight line between the members is flat; `megabatch evaluate --ensemble` shows
+both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 
 import torch
-import torch.distributed as dist
+from safetensors import SafetensorError
+from safetensors.torch import load as load_safetensors
+from safetensors.torch import save as safetensors_bytes
 from torch import Tensor, nn
 
-from megabatch.config import Config
-from megabatch.data.augment import Augmentation
-from megabatch.data.batches import assemble_training
-from megabatch.data.randomness import stream
-from megabatch.data.sources import Source
-from megabatch.model.norm import exact_statistics
-from megabatch.schedule.batch import shard_range
-from megabatch.train.segment import branch_augment
+from megabatch.errors import CheckpointError
+from megabatch.files import write_atomically
 
-__all__ = ["average_weights", "re_estimate_statistics"]
-
-GHOSTS_FOR_STATISTICS = 32  # when the recipe itself does not say
+__all__ = ["average_weights", "member_paths", "read_weights", "weights_bytes", "write_member"]
 
 
 def average_weights(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -37,29 +33,38 @@ def average_weights(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     return averaged
 
 
-def re_estimate_statistics(
-    network: nn.Module,
-    config: Config,
-    source: Source,
-    normalise: Callable[[Tensor], Tensor],
-    autocast: Callable[[], torch.autocast],
-) -> int:
-    """Give the network exact statistics over training images, as its members last saw them.
+def weights_bytes(network: nn.Module) -> bytes:
+    """The network's weights and statistics in plain names, the same bytes for the same numbers."""
+    # Clones, because weights that are tied share memory and the format does not store that.
+    tensors = {
+        name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, value in network.state_dict().items()
+    }
+    # One entry only: the library writes several in an order that changes from run to run.
+    return safetensors_bytes(tensors, metadata={"format": "pt"})
 
-    They are the first ghost batches of the run's stream, dealt over all workers; returns how many.
+
+def write_member(folder: Path, member: int, network: nn.Module) -> str:
+    """Save the network as the given member; returns the file's name within the run folder."""
+    name = f"members/member-{member}.safetensors"
+    (folder / "members").mkdir(exist_ok=True)
+    write_atomically(folder / name, weights_bytes(network))
+    return name
+
+
+def member_paths(folder: Path) -> list[Path]:
+    """The members of a run, in the order in which they were made."""
+    paths = (folder / "members").glob("member-*.safetensors")
+    return sorted(paths, key=lambda path: int(path.stem.rpartition("-")[2]))
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """What `weights_bytes` wrote.
+
+    Raises:
+        CheckpointError: when the file cannot be read.
     """
-    num_ghosts = config.norm.exact_batches or GHOSTS_FOR_STATISTICS
-    rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    augmentation = Augmentation(**branch_augment(config).model_dump())
-    seed, ghost_batch_size = config.train.seed, config.train.ghost_batch_size
-
-    def ghosts() -> Iterator[Tensor]:
-        for index in shard_range(num_ghosts, world_size, rank):
-            epochs, samples = stream(seed, len(source), index * ghost_batch_size, ghost_batch_size)
-            size, tolerant = config.data.image_size, config.data.max_broken_share > 0
-            images, _ = assemble_training(source, augmentation, size, seed, epochs, samples, tolerant=tolerant)
-            yield normalise(torch.from_numpy(images))
-
-    with autocast():
-        exact_statistics(network, ghosts(), 1.0 / num_ghosts, config.norm.variance)
-    return num_ghosts
+    try:
+        return load_safetensors(path.read_bytes())
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"'{path}' cannot be read ({error}); the file is damaged, train it again") from None

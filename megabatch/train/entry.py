@@ -1,108 +1,130 @@
-"""From checked settings to a running worker: starts local workers, or joins those a launcher has started."""
+"""From checked settings to a summary: trains in the world it finds, or starts local workers that do."""
 
 from __future__ import annotations
 
-import tempfile
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from megabatch.comm.shape import GridShape, near_square, parse_grid
 from megabatch.config import Config
 from megabatch.errors import CheckpointError, LaunchError
-from megabatch.recipes import load_config
-from megabatch.recipes.scale import scaling_lines
-from megabatch.train.folder import check_output, default_output
-from megabatch.train.launch import start_workers
-from megabatch.train.worker import run_as_worker
-from megabatch.train.world import World, choose_device, join, num_accelerators, read_world
+from megabatch.train.launch import run_as_worker, start_workers
+from megabatch.train.run_dir import check_output, default_output
+from megabatch.train.world import ALONE, World, choose_device, join, num_accelerators, present_world, read_world
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["TrainRequest", "train_here"]
+__all__ = ["TrainRequest", "train", "train_here"]
+
+
+def train(
+    config: Config,
+    *,
+    output: str | Path | None = None,
+    grid: str | None = None,
+    resume: bool = False,
+    plan: str = "",
+) -> dict[str, Any]:
+    """Train in the world this process finds itself in, and return the summary of the run.
+
+    The world is torch's default process group if there is one, else what torchrun, srun or mpirun have left in the
+    environment, else this process alone. Every rank must call it; all get the same summary.
+
+    output: the run folder; a new one under runs/ by default. grid: rows x columns, such as "2x4". resume: go on with
+    the run in `output`. plan: the text of the plan the run follows, saved with it.
+
+    Raises:
+        MegabatchError: a mistake in the settings, the data, the folder or the launcher, in one line.
+    """
+    if resume and output is None:
+        raise CheckpointError("resuming needs to know which run to go on with; give the run folder as output")
+    request = TrainRequest(config, Path(output) if output else None, grid, resume, plan=plan)
+    summary, _ = _train_in(present_world() or read_world(os.environ) or ALONE, request)
+    return summary
 
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """What the user typed after `megabatch train`."""
+    """What `megabatch train` is asked to do."""
 
-    recipe: str
-    overrides: tuple[str, ...] = ()
-    workers: int | None = None
-    grid: str | None = None
+    config: Config
     output: Path | None = None
+    grid: str | None = None
     resume: bool = False
     debug: bool = False
-    scale: str | None = None
-    epochs: float | None = None
-    plan: str = ""  # the text of the plan it follows, whose settings are among the overrides
-
-    def arguments(self, resolved_recipe: Path, folder: Path) -> list[str]:
-        """The command line of a worker that does the same, from settings already resolved, in this folder."""
-        words = ["train", str(resolved_recipe), "--output", str(folder)]
-        words += ["--grid", self.grid] if self.grid else []
-        words += ["--keep-plan", str(resolved_recipe.with_name("plan.json"))] if self.plan else []
-        words += ["--resume"] * self.resume + ["--debug"] * self.debug
-        return words
+    plan: str = ""
+    name: str = "run"  # of the default run folder
+    lines: tuple[str, ...] = ()  # to be said before the run
 
 
-def train_here(request: TrainRequest, environ: Mapping[str, str]) -> int:
-    """Train in the world this process finds itself in, or start one; returns the exit code of the command."""
-    config = load_config(request.recipe, list(request.overrides), scale=request.scale, epochs=request.epochs)
+def train_here(request: TrainRequest, workers: int | None, environ: Mapping[str, str]) -> int:
+    """Train in the world a launcher has made, or in local workers; returns the exit code of the command."""
     if request.resume and request.output is None:
         raise CheckpointError("--resume needs to know which run to go on with; add --output RUN_FOLDER")
-    world = read_world(environ, alone=request.workers is not None)
+    world = read_world(environ, alone=workers is not None)
     if world is None:
-        return _start_workers(request, config)
-    if request.workers not in (None, world.size):
+        return _start_workers(request, workers or num_accelerators() or 1)
+    if workers not in (None, world.size):
         raise LaunchError(
-            f"--workers {request.workers} was given but {world.launcher} started {world.size}; "
+            f"--workers {workers} was given but {world.launcher} started {world.size}; "
             "leave --workers out, or make them agree"
         )
-    return run_as_worker(lambda: _join_and_train(request, config, world), world, environ, request.debug)
+    return run_as_worker(lambda: _work(world, request), world, environ, request.debug)
 
 
-def _start_workers(request: TrainRequest, config: Config) -> int:
-    world_size = request.workers or num_accelerators() or 1
+def _start_workers(request: TrainRequest, world_size: int) -> int:
     _choose_grid(request.grid, world_size)  # refuse a grid that does not fit before anything is started
-    folder = (request.output or default_output(request.recipe)).absolute()
-    check_output(folder, config, request.resume)
-    _say_scale(request, config)
-    with tempfile.TemporaryDirectory(prefix="megabatch-") as scratch:
-        # Workers that are restarted later must not see what has become of the recipe file meanwhile.
-        resolved = Path(scratch) / "recipe.toml"
-        resolved.write_text(config.to_toml(), encoding="utf-8")
-        if request.plan:
-            resolved.with_name("plan.json").write_text(request.plan, encoding="utf-8")
-        stopped_by = start_workers(world_size, request.arguments(resolved, folder), config.comm.max_restarts)
+    folder = (request.output or default_output(request.name)).absolute()
+    check_output(folder, request.config, request.resume)
+    for line in request.lines:
+        print(line, flush=True)
+    stopped_by = start_workers(
+        world_size,
+        _start_work,
+        replace(request, output=folder, lines=()),
+        max_restarts=request.config.comm.max_restarts,
+    )
     ended_well = (folder / "summary.json").is_file()  # stopped with a checkpoint, or finished after all
     return 128 + stopped_by if stopped_by and not ended_well else 0
 
 
-def _join_and_train(request: TrainRequest, config: Config, world: World) -> int:
-    from megabatch.train.build import set_threads
-    from megabatch.train.engine import train
+def _start_work(request: TrainRequest) -> int:
+    """What a local worker does."""
+    return train_here(request, None, os.environ)
 
+
+def _work(world: World, request: TrainRequest) -> int:
     if world.is_main:
-        _say_scale(request, config)
-    device, backend = choose_device(config.comm.backend, world)
-    set_threads(config, world.local_size)
-    with join(world, backend, config.comm.timeout_seconds) as store:
-        folder = _agree_on_folder(request, world, store)
-        grid = _choose_grid(request.grid, world.size)
-        resume = request.resume or world.attempt > 0
-        summary = train(config, world, device, folder, grid, resume, request.plan)
+        for line in request.lines:
+            print(line)
+    summary, folder = _train_in(world, request)
     if world.is_main:
         _say_result(summary, folder)
     return 0
 
 
-def _say_scale(request: TrainRequest, config: Config) -> None:
-    if request.scale is not None:
-        for line in scaling_lines(load_config(request.recipe, epochs=request.epochs), config):
-            print(line)
+def _train_in(world: World, request: TrainRequest) -> tuple[dict[str, Any], Path]:
+    """Train on this rank of a world, in a folder that all ranks share the name of."""
+    import torch.distributed as dist
+
+    from megabatch.train.components import set_threads
+    from megabatch.train.stop import StopRequest
+    from megabatch.train.trainer import Trainer
+
+    config, grid = request.config, _choose_grid(request.grid, world.size)
+    device, backend = choose_device(config.comm.backend, world)
+    set_threads(config, world.local_size)
+    joined = nullcontext() if dist.is_initialized() else join(world, backend, config.comm.timeout_seconds)
+    with joined as store, StopRequest().listening() as stop:
+        folder = _common_folder(request, world, store)
+        resume = request.resume or world.attempt > 0
+        trainer = Trainer(config, world, device, folder, grid, stop, resume=resume, plan=request.plan)
+        return trainer.run(), folder
 
 
 def _choose_grid(text: str | None, world_size: int) -> GridShape:
@@ -111,12 +133,17 @@ def _choose_grid(text: str | None, world_size: int) -> GridShape:
     return shape
 
 
-def _agree_on_folder(request: TrainRequest, world: World, store: Store) -> Path:
-    """Every worker takes the folder the main rank chose, also after a restart by torchrun."""
+def _common_folder(request: TrainRequest, world: World, store: Store | None) -> Path:
+    """Every rank takes the folder the main rank chose, also after a restart by torchrun."""
+    import torch.distributed as dist
+
+    chosen = [str((request.output or default_output(request.name)).absolute())]
+    if store is None:
+        dist.broadcast_object_list(chosen)
+        return Path(chosen[0])
     key = "megabatch-run-folder"
     if world.is_main:
-        wanted = (request.output or default_output(request.recipe)).absolute()
-        store.compare_set(key, "", str(wanted))
+        store.compare_set(key, "", chosen[0])
     return Path(store.get(key).decode())
 
 

@@ -1,7 +1,7 @@
-"""Exact evaluation of one network or of several: every image counted once, on any number of workers.
+"""Exact evaluation of one network or of several: every image counted once, on any number of ranks.
 
-Worker w takes images n * w / W to n * (w + 1) / W. Nothing is padded or repeated, and the counts of all workers are
-added up; the sum must be the size of the set.
+Rank r takes images n * r / W to n * (r + 1) / W. Nothing is padded or repeated, and the counts of all ranks are added
+up; the sum must be the size of the set.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from megabatch.data.batches import Feeding, evaluation_batches
 from megabatch.data.sources import Source
 
-__all__ = ["Evaluation", "evaluate", "evaluate_together"]
+__all__ = ["Evaluation", "evaluate"]
 
 
 @dataclass(frozen=True)
@@ -30,23 +30,8 @@ class Evaluation:
     num_images: int
 
 
-def evaluate(
-    network: nn.Module,
-    source: Source,
-    image_size: int,
-    normalise: Callable[[Tensor], Tensor],
-    autocast: Callable[[], torch.autocast],
-    images_per_pass: int,
-    device: torch.device,
-    feeding: Feeding | None = None,
-) -> Evaluation:
-    """Count top-1 and top-5 hits over the whole source; every worker of the world must call it."""
-    alone, _ = evaluate_together([network], source, image_size, normalise, autocast, images_per_pass, device, feeding)
-    return alone[0]
-
-
 @torch.no_grad()
-def evaluate_together(
+def evaluate(
     networks: Sequence[nn.Module],
     source: Source,
     image_size: int,
@@ -55,11 +40,15 @@ def evaluate_together(
     images_per_pass: int,
     device: torch.device,
     feeding: Feeding | None = None,
-) -> tuple[list[Evaluation], Evaluation]:
-    """Evaluate each network alone, and their ensemble: the average of the probabilities they give."""
+) -> list[Evaluation]:
+    """Each network alone, and behind them, if there are several, the average of the probabilities they give.
+
+    Every rank of the world must call it.
+    """
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     begin, end = len(source) * rank // size, len(source) * (rank + 1) // size
-    totals = torch.zeros(len(networks) + 1, 4, dtype=torch.float64, device=device)
+    with_ensemble = len(networks) > 1
+    totals = torch.zeros(len(networks) + with_ensemble, 4, dtype=torch.float64, device=device)
     modes = [network.training for network in networks]
     for network in networks:
         network.eval()
@@ -73,15 +62,16 @@ def evaluate_together(
                 logits = network(batch)
             logits = logits.float()
             totals[row] += _counts(logits, F.cross_entropy(logits, labels, reduction="sum"), labels)
-            probabilities = probabilities + logits.double().softmax(dim=1)
-        probabilities /= len(networks)
-        totals[-1] += _counts(probabilities, F.nll_loss(probabilities.log(), labels, reduction="sum"), labels)
+            if with_ensemble:
+                probabilities = probabilities + logits.double().softmax(dim=1)
+        if with_ensemble:
+            probabilities /= len(networks)
+            totals[-1] += _counts(probabilities, F.nll_loss(probabilities.log(), labels, reduction="sum"), labels)
     for network, mode in zip(networks, modes, strict=True):
         network.train(mode)
     if size > 1:
         dist.all_reduce(totals)
-    found = [_evaluation(row, len(source)) for row in totals.tolist()]
-    return found[:-1], found[-1]
+    return [_evaluation(row, len(source)) for row in totals.tolist()]
 
 
 def _counts(scores: Tensor, loss: Tensor, labels: Tensor) -> Tensor:

@@ -16,23 +16,26 @@ from megabatch.config import Config
 from megabatch.data.sources import Source
 from megabatch.errors import CheckpointError
 from megabatch.files import write_json
-from megabatch.train.build import Normaliser, autocast_of, build_network, open_images, set_threads
 from megabatch.train.checkpoint import check_fits, decode, newest_whole
-from megabatch.train.ensemble import average_weights, re_estimate_statistics
-from megabatch.train.evaluate import Evaluation, evaluate_together
+from megabatch.train.components import Normaliser, autocast_of, build_network, open_images, set_threads
+from megabatch.train.ensemble import average_weights, member_paths, read_weights
+from megabatch.train.evaluate import Evaluation, evaluate
 from megabatch.train.feed import feeding_of
-from megabatch.train.folder import config_of_run
-from megabatch.train.members import member_paths, read_weights
+from megabatch.train.phases import branch_augment
+from megabatch.train.run_dir import config_of_run
+from megabatch.train.statistics import measure_statistics
 from megabatch.train.world import choose_device, join, read_world
 
 __all__ = ["evaluate_ensemble", "evaluate_run"]
+
+_GHOSTS_FOR_STATISTICS = 32  # when the recipe itself does not say
 
 
 def evaluate_run(folder: Path, data: Path | None) -> dict[str, Any]:
     """Exact accuracy of `model.safetensors`, or of the newest checkpoint of a run that has not finished."""
     with _open(folder, data) as run:
         state, weights = _weights(folder)
-        [found], _ = run.evaluate([run.network(state, f"'{folder / weights}'")])
+        [found] = run.evaluate([run.network(state, f"'{folder / weights}'")])
     return {**_numbers(found), "num_images": found.num_images, "weights": weights, "is_main": run.is_main}
 
 
@@ -51,10 +54,20 @@ def evaluate_ensemble(folder: Path, data: Path | None) -> dict[str, Any]:
             )
         states = [read_weights(path) for path in paths]
         networks = [run.network(state, f"'{path}'") for state, path in zip(states, paths, strict=True)]
-        alone, together = run.evaluate(networks)
+        *alone, together = run.evaluate(networks) if len(networks) > 1 else 2 * run.evaluate(networks)
         averaged = run.network(average_weights(states), f"'{folder}'")
-        num_ghosts = re_estimate_statistics(averaged, run.config, run.train_source, run.normalise, run.autocast)
-        [of_average], _ = run.evaluate([averaged])
+        num_ghosts = run.config.norm.exact_batches or _GHOSTS_FOR_STATISTICS
+        with run.autocast():
+            measure_statistics(  # on training images as the members last saw them
+                averaged,
+                run.config,
+                run.train_source,
+                run.normalise,
+                num_ghosts=num_ghosts,
+                augment=branch_augment(run.config),
+                seed=run.config.train.seed,
+            )
+        [of_average] = run.evaluate([averaged])
     members = [{"file": f"members/{path.name}", **_numbers(one)} for path, one in zip(paths, alone, strict=True)]
     found = {
         "members": members,
@@ -76,6 +89,7 @@ class _OpenRun:
     train_source: Source
     val_source: Source
     is_main: bool
+    local_size: int  # ranks on this host, who share its cores
 
     def __post_init__(self) -> None:
         self.normalise = Normaliser(self.config, self.val_source.channels, self.device)
@@ -90,12 +104,10 @@ class _OpenRun:
         network.load_state_dict(state)
         return network
 
-    def evaluate(self, networks: Sequence[nn.Module]) -> tuple[list[Evaluation], Evaluation]:
+    def evaluate(self, networks: Sequence[nn.Module]) -> list[Evaluation]:
         size, per_pass = self.config.data.image_size, self.config.train.evaluation_batch_size
-        feeding = feeding_of(self.config, self.val_source, local_size=1)
-        return evaluate_together(
-            networks, self.val_source, size, self.normalise, self.autocast, per_pass, self.device, feeding
-        )
+        feeding = feeding_of(self.config, self.val_source, self.local_size)
+        return evaluate(networks, self.val_source, size, self.normalise, self.autocast, per_pass, self.device, feeding)
 
 
 @contextmanager
@@ -108,7 +120,8 @@ def _open(folder: Path, data: Path | None) -> Iterator[_OpenRun]:
     device, backend = choose_device(config.comm.backend, world)
     with join(world, backend, config.comm.timeout_seconds) if world else nullcontext():
         train_source, val_source = open_images(config)
-        yield _OpenRun(config, device, train_source, val_source, is_main=world is None or world.is_main)
+        is_main, local_size = (world.is_main, world.local_size) if world else (True, 1)
+        yield _OpenRun(config, device, train_source, val_source, is_main, local_size)
 
 
 def _numbers(found: Evaluation) -> dict[str, float]:

@@ -1,50 +1,54 @@
-"""Puts batch-norm statistics for evaluation into the network: running ones, or exact ones of the present weights.
+"""Exact batch-norm statistics of present weights, over ghost batches of the training stream.
 
-Exact statistics (`norm.exact_batches = k`) come from forward passes over the k ghost batches that follow the clock in
-the phase's own stream, with the phase's augmentation. Ghost batches are dealt to workers as in training and averaged
-over all of them, so the result is the same on every worker and does not depend on how many there are.
+The ghost batches of one place of the stream are sharded over the ranks as in training and averaged over all of them:
+the result is the same on every rank and does not depend on how many there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 
+from megabatch.config import Config
+from megabatch.config.data import AugmentConfig
+from megabatch.data.augment import Augmentation
 from megabatch.data.batches import assemble_training
 from megabatch.data.randomness import stream
+from megabatch.data.sources import Source
 from megabatch.model.norm import exact_statistics
 from megabatch.schedule.batch import shard_range
-from megabatch.schedule.clock import Clock
-from megabatch.train.build import Workbench
-from megabatch.train.segment import Segment
 
-__all__ = ["publish"]
+__all__ = ["measure_statistics"]
 
 
-def publish(bench: Workbench, segment: Segment, clock: Clock) -> None:
-    """Give the network the statistics it is to be evaluated and saved with; every worker must call it."""
-    bench.statistics.publish()
-    if num_ghosts := bench.config.norm.exact_batches:
-        with bench.autocast():
-            ghosts = _ghosts(bench, segment, clock, num_ghosts)
-            exact_statistics(bench.network, ghosts, 1.0 / num_ghosts, bench.config.norm.variance)
+def measure_statistics(
+    network: nn.Module,
+    config: Config,
+    source: Source,
+    normalise: Callable[[Tensor], Tensor],
+    *,
+    num_ghosts: int,
+    augment: AugmentConfig,
+    seed: int,
+    start_samples: int = 0,
+) -> None:
+    """Give the network the statistics of `num_ghosts` ghost batches from `start_samples` on; every rank must call it.
 
+    Forward passes run in the precision of the caller's autocast.
+    """
+    rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    augmentation, size = Augmentation(**augment.model_dump()), config.train.ghost_batch_size
+    tolerant = config.data.max_broken_share > 0  # the loader counts broken images when their turn comes
 
-def _ghosts(bench: Workbench, segment: Segment, clock: Clock, num_ghosts: int) -> Iterator[Tensor]:
-    """This worker's share of the ghost batches that follow the clock."""
-    config, source = bench.config, bench.train_source
-    size = config.train.ghost_batch_size
-    for index in shard_range(num_ghosts, bench.world.size, bench.world.rank):
-        epochs, samples = stream(segment.seed, len(source), clock.samples + index * size, size)
-        images, _ = assemble_training(
-            source,
-            segment.augmentation,
-            config.data.image_size,
-            segment.seed,
-            epochs,
-            samples,
-            tolerant=config.data.max_broken_share > 0,  # the loader counts them when their turn comes
-        )
-        yield bench.normalise(torch.from_numpy(images))
+    def batches() -> Iterator[Tensor]:
+        for index in shard_range(num_ghosts, world_size, rank):
+            epochs, samples = stream(seed, len(source), start_samples + index * size, size)
+            images, _ = assemble_training(
+                source, augmentation, config.data.image_size, seed, epochs, samples, tolerant=tolerant
+            )
+            yield normalise(torch.from_numpy(images))
+
+    exact_statistics(network, batches(), 1.0 / num_ghosts, config.norm.variance)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import re
+import socket
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
     import torch
     from torch._C._distributed_c10d import Store
 
-__all__ = ["World", "choose_device", "first_host", "join", "num_accelerators", "read_world"]
+__all__ = ["ALONE", "World", "choose_device", "first_host", "join", "num_accelerators", "present_world", "read_world"]
 
-Launcher = Literal["torchrun", "srun", "mpirun"]
+Launcher = Literal["torchrun", "srun", "mpirun", "none"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,23 @@ class World:
     @property
     def is_main(self) -> bool:
         return self.rank == 0
+
+
+ALONE = World(rank=0, size=1, local_rank=0, local_size=1, launcher="none", meeting_host="", meeting_port=0)
+"""A world of one process, which meets nobody."""
+
+
+def present_world() -> World | None:
+    """The world of torch's default process group, or None when there is no group yet; every rank must call it."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        return None
+    hosts: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(hosts, socket.gethostname())
+    rank = dist.get_rank()
+    local_rank = hosts[:rank].count(hosts[rank])
+    return World(rank, len(hosts), local_rank, hosts.count(hosts[rank]), "none", meeting_host="", meeting_port=0)
 
 
 def read_world(environ: Mapping[str, str], alone: bool = False) -> World | None:
@@ -205,19 +223,17 @@ def join(world: World, backend: str, timeout_seconds: float) -> Iterator[Store]:
     import torch
     import torch.distributed as dist
     import torch.distributed.nn.functional
-    from torch._C._distributed_c10d import PrefixStore, TCPStore
+    from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 
     # The functions of that module have the default group of the moment of its import as default argument. Whatever
     # torch imports it later, such as the first step of an optimizer, would hold this group for ever.
 
     timeout = timedelta(seconds=timeout_seconds)
     try:
-        store = TCPStore(
-            world.meeting_host,
-            world.meeting_port,
-            is_master=world.is_main and not world.store_is_hosted,
-            timeout=timeout,
-        )
+        store: Store = HashStore()
+        if world != ALONE:
+            is_master = world.is_main and not world.store_is_hosted
+            store = TCPStore(world.meeting_host, world.meeting_port, is_master=is_master, timeout=timeout)
         # The elastic launcher keeps one store over all restarts; without a prefix of its own a restarted Gloo worker
         # finds the addresses of workers that no longer exist and cannot connect.
         attempt = PrefixStore(f"attempt-{world.attempt}", store)

@@ -69,8 +69,8 @@ def train(model: nn.Module, statistics: GhostStatistics, first: int, last: int) 
         num_ghosts = GHOSTS[step]
         mine = shard_range(num_ghosts, size, rank)
         for index in mine:
-            model(torch.from_numpy(ghost(step, index)).to(next(model.parameters()).dtype))
-            statistics.after_ghost(1.0 / num_ghosts)
+            with statistics.ghost(1.0 / num_ghosts):
+                model(torch.from_numpy(ghost(step, index)).to(next(model.parameters()).dtype))
         if not mine:
             with statistics.untouched():
                 model(torch.full((6, 2, 3, 3), 1e6, dtype=next(model.parameters()).dtype))
@@ -95,7 +95,12 @@ def run(rank: int, given: dict[float, tuple[Array, int]] | None, dtype: torch.dt
         statistics.publish()
         found[f"initial {share}"] = buffers(model)
         train(model, statistics, 0, PAUSE)
-        state = statistics.state()
+        if rank == 0 and dist.is_initialized() and dist.get_world_size() > 1:
+            with pytest.raises(RuntimeError, match="call gather"):
+                statistics.state_dict()
+        statistics.gather()
+        state = statistics.state_dict()
+        assert state["running"] is not statistics.state_dict()["running"]
         assert isinstance(state["running"], Tensor)
         found[f"state {share}"] = (state["running"].numpy().copy(), state["steps"])
         train(model, statistics, PAUSE, len(GHOSTS))
@@ -107,7 +112,7 @@ def run(rank: int, given: dict[float, tuple[Array, int]] | None, dtype: torch.dt
         for name, (running, steps) in checkpoints.items():
             model = TwoNorms().to(dtype)
             statistics = GhostStatistics(model, share)
-            statistics.load({"running": torch.from_numpy(running), "steps": steps})
+            statistics.load_state_dict({"running": torch.from_numpy(running), "steps": steps})
             train(model, statistics, PAUSE, len(GHOSTS))
             statistics.publish()
             found[f"{name} {share}"] = buffers(model)
@@ -222,14 +227,15 @@ def test_untouched_also_holds_when_the_forward_pass_fails() -> None:
 def test_a_model_without_norms_has_nothing_to_do() -> None:
     model = nn.Linear(2, 2)
     statistics = GhostStatistics(model, 0.1)
-    statistics.after_ghost(0.5)
+    with statistics.ghost(0.5):
+        model(torch.zeros(1, 2))
     statistics.forget_step()
     statistics.after_step()
     statistics.publish()
-    state = statistics.state()
+    state = statistics.state_dict()
     again = GhostStatistics(model, 0.1)
-    again.load(state)
-    assert again.state()["steps"] == 1
+    again.load_state_dict(state)
+    assert again.state_dict()["steps"] == 1
 
 
 def pooled_oracle(steps_and_weights: list[tuple[int, float]]) -> Array:
@@ -281,8 +287,8 @@ def test_pooled_variance_is_that_of_all_images_together() -> None:
     model = nn.BatchNorm1d(2).double()
     statistics = GhostStatistics(model, 1.0, "pooled")
     for values in ghosts:
-        model(torch.from_numpy(values))
-        statistics.after_ghost(1 / 3)
+        with statistics.ghost(1 / 3):
+            model(torch.from_numpy(values))
     statistics.after_step()
     statistics.publish()
     assert model.running_var is not None
@@ -335,12 +341,49 @@ def test_exact_statistics_see_the_network_as_evaluation_does() -> None:
     assert (model.training, model[0].training, norm.training) == (True, True, False)
 
 
-def test_an_step_that_was_not_finite_leaves_no_trace() -> None:
+def test_a_step_that_was_not_finite_leaves_no_trace() -> None:
     model = TwoNorms().double()
     statistics = GhostStatistics(model, 1.0)
-    model(torch.full((6, 2, 3, 3), float("inf"), dtype=torch.float64))
-    statistics.after_ghost(1.0)
-    statistics.forget_bad_step()
+    with statistics.ghost(1.0):
+        model(torch.full((6, 2, 3, 3), float("inf"), dtype=torch.float64))
+    statistics.forget_step()
     train(model, statistics, len(GHOSTS) - 1, len(GHOSTS))
     statistics.publish()
     close(buffers(model), oracle(1.0))
+
+
+def test_the_models_own_momentum_stays_as_it_was() -> None:
+    model = TwoNorms()
+    model.plain.momentum = 0.3
+    statistics = GhostStatistics(model, 1.0)
+    train(model, statistics, 0, 1)
+    assert model.plain.momentum == 0.3
+    with pytest.raises(KeyError), statistics.ghost(1.0):
+        raise KeyError
+    assert model.plain.momentum == 0.3
+
+
+def test_a_model_that_is_moved_afterwards_is_followed() -> None:
+    """`model.to(...)` gives every norm new buffers; statistics of the old ones would be silently stale."""
+    model = TwoNorms()
+    statistics = GhostStatistics(model, 1.0)
+    old = model.plain.running_mean
+    model.double()
+    assert model.plain.running_mean is not old
+    train(model, statistics, len(GHOSTS) - 1, len(GHOSTS))
+    statistics.publish()
+    close(buffers(model), oracle(1.0))
+
+
+def test_taking_the_state_changes_nothing() -> None:
+    def final(ask: bool) -> Array:
+        model = TwoNorms().double()
+        statistics = GhostStatistics(model, 0.1)
+        for step in range(len(GHOSTS)):
+            train(model, statistics, step, step + 1)
+            if ask:
+                statistics.state_dict()
+        statistics.publish()
+        return buffers(model)
+
+    assert (final(True) == final(False)).all()

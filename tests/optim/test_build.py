@@ -11,7 +11,7 @@ from torch import nn
 
 from megabatch.config import OptimizerConfig
 from megabatch.errors import ConfigError
-from megabatch.optim.build import build_optimizer, rates_at, set_rates
+from megabatch.optim.build import build_optimizer, schedule_optimizer, scheduled_at
 from megabatch.optim.lars import LARS
 from megabatch.optim.rmsprop_warmup import RMSpropWarmup
 
@@ -35,13 +35,13 @@ def test_every_group_has_the_values_of_the_epoch(name: str, kind: type) -> None:
     optimizer = build_optimizer(chosen, network())
     assert type(optimizer) is kind
     for epoch, lr, decay in ((0.0, 0.5, 0.1), (1.0, 1.0, 0.1), (3.5, 0.25, 0.2)):
-        rates = set_rates(optimizer, chosen, epoch)
+        rates = schedule_optimizer(optimizer, chosen, epoch)
         assert (rates["lr"], rates["momentum"], rates["weight_decay"]) == (lr, 0.9, decay)
         assert [(g["lr"], g["momentum"], g["weight_decay"]) for g in optimizer.param_groups] == [
             (lr, 0.9, decay),
             (lr, 0.9, 0.0),
         ]
-        assert rates_at(chosen, epoch)["lr"] == lr
+        assert scheduled_at(chosen, epoch)["lr"] == lr
 
 
 def test_the_settings_of_lars_reach_it() -> None:
@@ -56,7 +56,7 @@ def test_the_settings_of_rmsprop_warmup_reach_it_and_its_share_is_logged() -> No
     chosen = settings(name="rmsprop_warmup", rmsprop_warmup={"center_epoch": 2, "period_epochs": 2, "lr": 1e-3})
     optimizer = build_optimizer(chosen, network())
     assert optimizer.param_groups[0]["rmsprop_lr"] == 1e-3
-    assert [set_rates(optimizer, chosen, epoch)["sgd_share"] for epoch in (2.0, 2.5, 3.0)] == [0.5, 0.75, 1.0]
+    assert [schedule_optimizer(optimizer, chosen, epoch)["sgd_share"] for epoch in (2.0, 2.5, 3.0)] == [0.5, 0.75, 1.0]
     assert optimizer.param_groups[1]["epoch"] == 3.0
 
 

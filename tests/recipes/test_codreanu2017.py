@@ -4,31 +4,32 @@ from __future__ import annotations
 
 import pytest
 
-from megabatch.optim.build import rates_at
+from megabatch.optim.build import scheduled_at
 from megabatch.recipes import load_config
 from megabatch.recipes.scale import over_epochs
 from megabatch.schedule.batch import Step
-from megabatch.train.segment import Segment, branch_clock, phases_of, segment_of, trunk_clock
+from megabatch.train.phases import Phase, begun, control_of, phases_of, start_clock
 
 IMAGES = 1_281_167
 
 
-def walk(name: str) -> list[tuple[Segment, list[Step]]]:
+def walk(name: str) -> list[tuple[Phase, list[Step]]]:
     """Every phase of the recipe with all its steps."""
     config = load_config(name)
-    trunk, found = trunk_clock(config, IMAGES), []
-    for phase in phases_of(config):
-        segment = segment_of(config, phase, trunk, None)
-        steps = list(segment.steps(config, branch_clock(config, trunk) if phase.is_branch else trunk))
-        found.append((segment, steps))
+    trunk, found = start_clock(config, phases_of(config)[0], IMAGES), []
+    for one in phases_of(config):
+        phase = begun(one, config, trunk)
+        clock = start_clock(config, phase, IMAGES) if phase.is_branch else trunk
+        steps = list(control_of(config, phase, clock))
+        found.append((phase, steps))
         if not phase.is_branch:
             for step in steps:
                 trunk = trunk.after(step.num_samples)
     return found
 
 
-def rate(segment: Segment, step: Step) -> float:
-    return rates_at(segment.optimizer, step.start_epoch)["lr"]
+def lr(phase: Phase, step: Step) -> float:
+    return scheduled_at(phase.optimizer, step.epoch)["lr"]
 
 
 def test_the_448_node_run() -> None:
@@ -36,20 +37,20 @@ def test_the_448_node_run() -> None:
     assert (len(steps), len(collapse)) == (7638, 402)
     assert {step.num_samples for step in [*steps, *collapse]} == {14336}
     for iteration in (0, 100, 445):
-        assert rate(trunk, steps[iteration]) == pytest.approx(0.1 + (4.8 - 0.1) * iteration / 446, rel=1e-3)
+        assert lr(trunk, steps[iteration]) == pytest.approx(0.1 + (4.8 - 0.1) * iteration / 446, rel=1e-3)
     for iteration in (446, 4000, 7637):
-        assert rate(trunk, steps[iteration]) == pytest.approx(4.8 * (1 - iteration / 8040), rel=1e-3)
+        assert lr(trunk, steps[iteration]) == pytest.approx(4.8 * (1 - iteration / 8040), rel=1e-3)
     for iteration in (0, 200, 401):
-        assert rate(branch, collapse[iteration]) == pytest.approx(0.254 * (1 - iteration / 402) ** 2, rel=1e-2)
-    assert branch.phase.reset_momentum
-    assert rates_at(trunk.optimizer, 50.0)["weight_decay"] == 5e-5
-    assert rates_at(branch.optimizer, 2.0)["weight_decay"] == 1e-4
-    assert (branch.augmentation.crop, branch.augmentation.flip) != (trunk.augmentation.crop, False)
+        assert lr(branch, collapse[iteration]) == pytest.approx(0.254 * (1 - iteration / 402) ** 2, rel=1e-2)
+    assert branch.reset_momentum
+    assert scheduled_at(trunk.optimizer, 50.0)["weight_decay"] == 5e-5
+    assert scheduled_at(branch.optimizer, 2.0)["weight_decay"] == 1e-4
+    assert (branch.augment.crop, branch.augment.flip) != (trunk.augment.crop, False)
 
 
 def test_the_cyclic_run_and_its_three_branches() -> None:
     phases = walk("codreanu2017_cyclic")
-    assert [(segment.phase.name, len(steps)) for segment, steps in phases] == [
+    assert [(phase.name, len(steps)) for phase, steps in phases] == [
         ("trunk", 7800),
         ("trunk", 3750),
         ("collapse-1", 1560),
@@ -59,7 +60,7 @@ def test_the_cyclic_run_and_its_three_branches() -> None:
         ("collapse-3", 1560),
     ]
     assert {step.num_samples for _, steps in phases for step in steps} == {4096}
-    assert [segment.phase.reset_momentum for segment, _ in phases] == [False] + [True] * 6
+    assert [phase.reset_momentum for phase, _ in phases] == [False] + [True] * 6
     # (phase, iteration within it, rate): the ends are those of the papers' table, the rest the solver's own formula.
     table = [
         (0, 0, 0.1), (0, 1560, 1.6 * (1 - 1560 / 18720)), (0, 7799, 0.933),
@@ -69,9 +70,9 @@ def test_the_cyclic_run_and_its_three_branches() -> None:
         (2, 0, 0.143), (4, 780, 0.143 / 4), (6, 1559, 0.143 * (1 / 1560) ** 2),
     ]  # fmt: skip
     for number, iteration, expected in table:
-        segment, steps = phases[number]
-        assert rate(segment, steps[iteration]) == pytest.approx(expected, rel=5e-3), (number, iteration)
-    assert {rates_at(s.optimizer, 1.0)["weight_decay"] for s, _ in phases if s.phase.is_branch} == {2e-4}
+        phase, steps = phases[number]
+        assert lr(phase, steps[iteration]) == pytest.approx(expected, rel=5e-3), (number, iteration)
+    assert {scheduled_at(s.optimizer, 1.0)["weight_decay"] for s, _ in phases if s.is_branch} == {2e-4}
 
 
 @pytest.mark.parametrize("name", ["codreanu2017", "codreanu2017_cyclic"])

@@ -86,7 +86,7 @@ def test_resumed_anywhere_it_makes_the_same_steps(scales: list[float], stop: int
     whole = batches(made(), scales)
     first, second = made(), made()
     batches(first, scales[:stop])
-    second.load(first.state())
+    second.load_state_dict(first.state_dict())
     rest = []
     for number in range(min(stop, len(scales)), len(scales)):
         rest.append(second.wait_for(number))

@@ -68,7 +68,7 @@ def test_steps_by_hand() -> None:
         (3, 12, 12, 3, 24),
         (4, 24, 8, 2, 32),  # cut to whole ghosts; three images remain unused
     ]
-    assert [u.start_epoch for u in steps] == [0.0, 0.4, 0.8, 1.2, 2.4]
+    assert [u.epoch for u in steps] == [0.0, 0.4, 0.8, 1.2, 2.4]
 
 
 ghost_batches = st.integers(1, 8)
@@ -104,7 +104,7 @@ def test_steps_join_without_gap_and_leave_less_than_a_ghost(run: tuple[BatchStag
     for index, step in enumerate(iterate_steps(stages.at, ghost_batch_size, samples_per_epoch, total_samples)):
         assert (step.index, step.start_samples) == (index, samples)
         assert step.num_samples % ghost_batch_size == 0
-        assert 0 < step.num_samples <= stages.at(step.start_epoch)
+        assert 0 < step.num_samples <= stages.at(step.epoch)
         samples = step.end_samples
     assert 0 <= total_samples - samples < ghost_batch_size
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megabatch.errors import ConfigError
-from megabatch.schedule.batch import count_steps
-from megabatch.schedule.control import BatchControl, BatchStep, NoiseRule, keep_noise
+from megabatch.schedule.adaptive import AdaptiveBatch
+from megabatch.schedule.batch import Step, count_steps
+from megabatch.schedule.control import BatchControl
+from megabatch.schedule.noise import NoiseRule, NoiseSample, keep_noise
 
 
 def control(
@@ -26,12 +30,11 @@ def test_ranks_share_every_image_of_every_step_once(world_size: int) -> None:
     assert len({len(steps) for steps in of_ranks}) == 1
     seen = 0
     for steps in zip(*of_ranks, strict=True):
-        assert len({step.step for step in steps}) == 1
+        assert len({replace(step, rank=0) for step in steps}) == 1
         positions = list(itertools.chain(*(ghost for step in steps for ghost in step.ghosts)))
-        assert positions == list(range(seen, seen + steps[0].global_batch_size))
-        assert sum(step.batch_on_rank for step in steps) == steps[0].global_batch_size
-        assert all(step.accumulation_steps == len(step.ghosts) for step in steps)
-        seen += steps[0].global_batch_size
+        assert positions == list(range(seen, seen + steps[0].num_samples))
+        assert sum(map(len, (step.ghosts for step in steps))) == steps[0].num_ghosts
+        seen += steps[0].num_samples
     assert seen == 248  # 250 images, cut to whole ghost batches
     assert [step.is_last for step in of_ranks[0]] == [False] * (len(of_ranks[0]) - 1) + [True]
 
@@ -39,13 +42,13 @@ def test_ranks_share_every_image_of_every_step_once(world_size: int) -> None:
 def test_the_batch_changes_in_the_middle_of_an_epoch() -> None:
     steps = list(control())
     # 16 up to 0.7 epochs = 70 images: the step that starts at 64 is still one of 16, the one at 80 has 40.
-    assert [step.global_batch_size for step in steps] == [16] * 5 + [40, 40] + [24] * 3 + [16]
+    assert [step.num_samples for step in steps] == [16] * 5 + [40, 40] + [24] * 3 + [16]
     assert [step.growth for step in steps] == [1.0] * 5 + [2.5, 2.5] + [1.5] * 4  # the cut last one is of its stage
     assert steps[5].epoch == pytest.approx(0.8)
 
 
 def test_rates_follow_the_chosen_rule() -> None:
-    def rates(step: BatchStep) -> tuple[float, float]:
+    def rates(step: Step) -> tuple[float, float]:
         return step.keep_noise(0.1, 0.9)
 
     rules: tuple[NoiseRule, ...] = ("falls", "lr", "momentum")
@@ -59,13 +62,13 @@ def test_rates_follow_the_chosen_rule() -> None:
 @given(stop=st.integers(0, 10), world_size=st.integers(1, 5))
 @settings(max_examples=40, deadline=None)
 def test_a_resumed_loop_goes_on_inside_any_stage(stop: int, world_size: int) -> None:
-    whole = [step.step for step in control()]
+    whole = list(control())
     first = control()
-    done = [step.step for step in itertools.islice(first, stop)]
+    done = list(itertools.islice(first, stop))
     second = control(world_size - 1, world_size)  # on other ranks than before
     second.load_state_dict(first.state_dict())
     assert second.epoch == first.epoch
-    assert done + [step.step for step in second] == whole
+    assert done + [replace(step, rank=0, world_size=1) for step in second] == whole
 
 
 def test_the_state_counts_the_step_being_made() -> None:
@@ -101,3 +104,37 @@ def test_too_few_images_and_another_set_are_refused() -> None:
         control(3, 3)
     with pytest.raises(ConfigError, match="give the data of that run"):
         control().load_state_dict({"samples": 16, "steps": 1, "samples_per_epoch": 99})
+
+
+def test_a_cut_and_a_limit_end_the_steps_and_say_so() -> None:
+    whole = list(control())
+    options: dict[str, Any] = {"ghost_batch_size": 8, "samples_per_epoch": 100, "epochs": 2.5}
+    cut = BatchControl("0:16 0.7:40 1.5:24", until_epoch=1.2, **options)
+    steps = list(cut)
+    assert [replace(step, is_last=False) for step in steps] == whole[:6]  # the one at 1.2 belongs to the next part
+    assert steps[-1].is_last
+    assert cut.is_over(steps[-1].end_samples)
+    assert list(cut) == []
+    limited = BatchControl("0:16 0.7:40 1.5:24", max_steps=3, **options)
+    assert [step.is_last for step in limited] == [False, False, True]
+    assert not limited.is_over(limited.samples)
+    assert list(limited) == []
+
+
+def test_a_measured_batch_decides_the_steps_and_close_ends_them() -> None:
+    adaptive = AdaptiveBatch(16, max_global_batch_size=32, ghost_batch_size=8, patience=1, lead_steps=1)
+    made = BatchControl(adaptive, ghost_batch_size=8, samples_per_epoch=100, epochs=2.5, noise="lr")
+    steps = []
+    for step in made:
+        steps.append(step)
+        adaptive.observe(made.epoch, NoiseSample(noise=1000.0, signal=1.0))
+        if len(steps) == 4:
+            break
+    assert [step.num_samples for step in steps] == [16, 16, 32, 32]
+    assert steps[-1].keep_noise(0.1, 0.9) == (0.2, 0.9)
+    again = AdaptiveBatch(16, max_global_batch_size=32, ghost_batch_size=8, patience=1, lead_steps=1)
+    resumed = BatchControl(again, ghost_batch_size=8, samples_per_epoch=100, epochs=2.5)
+    resumed.load_state_dict(made.state_dict())
+    assert next(iter(resumed)).num_samples == 32
+    resumed.close()
+    assert list(resumed) == []

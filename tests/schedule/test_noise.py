@@ -9,7 +9,7 @@ from megabatch.errors import ConfigError
 from megabatch.schedule.noise import (
     NoiseAverage,
     NoiseSample,
-    noise_keeping_lr,
+    keep_noise,
     noise_keeping_momentum,
     noise_sample,
     sgd_noise_scale,
@@ -20,7 +20,7 @@ def test_smiths_noise_scale_and_both_ways_to_keep_it() -> None:
     before = sgd_noise_scale(3.2, 0.9, 8192, 1_281_167)
     assert before == pytest.approx(3.2 * 1_281_167 / (8192 * 0.1))
     assert sgd_noise_scale(3.2, 0.9, 16384, 1_281_167) == pytest.approx(before / 2)
-    assert sgd_noise_scale(noise_keeping_lr(3.2, 2), 0.9, 16384, 1_281_167) == pytest.approx(before)
+    assert sgd_noise_scale(*keep_noise("lr", 3.2, 0.9, 2), 16384, 1_281_167) == pytest.approx(before)
     assert noise_keeping_momentum(0.9, 2) == pytest.approx(0.95)
     assert sgd_noise_scale(3.2, noise_keeping_momentum(0.9, 5), 5 * 8192, 1_281_167) == pytest.approx(before)
     assert noise_keeping_momentum(0.9, 0.5) == pytest.approx(0.8)  # a smaller batch needs less

@@ -14,7 +14,8 @@ import torch
 from megabatch.comm.shape import near_square
 from megabatch.config import Config
 from megabatch.recipes import load_config
-from megabatch.train.engine import train
+from megabatch.train.stop import StopRequest
+from megabatch.train.trainer import Trainer
 from megabatch.train.world import World
 from tests.ranks import run_ranks
 
@@ -50,7 +51,9 @@ def train_on_ranks(world_size: int, folder: Path, *overrides: str, resume: bool 
 def train_one(rank: int, world_size: int, folder: str, overrides: tuple[str, ...], resume: bool) -> dict[str, Any]:
     world = World(rank, world_size, rank, world_size, "torchrun", "127.0.0.1", 0)
     config = small_config(*overrides)
-    return train(config, world, torch.device("cpu"), Path(folder), near_square(world_size), resume)
+    grid, device = near_square(world_size), torch.device("cpu")
+    with StopRequest().listening() as stop:
+        return Trainer(config, world, device, Path(folder), grid, stop, resume=resume).run()
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import pytest
 from megabatch.data.formats import open_source
 from megabatch.data.verify import verify, write_manifest
 from megabatch.errors import DataError
-from megabatch.train.build import open_images
+from megabatch.train.components import open_images
 from tests.data.conftest import write_tar
 from tests.data.images import encoded, photograph
 from tests.system.runs import losses_of, small_config, train_on_ranks

@@ -35,11 +35,9 @@ def wait_for_rows(folder: Path, process: subprocess.Popen[str], at_least: int = 
 
 
 def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    return [
-        child
-        for child in psutil.Process(process.pid).children(recursive=True)
-        if "megabatch" in " ".join(child.cmdline())
-    ]
+    """In the order in which they were started; the tracker of shared memory is no worker."""
+    children = psutil.Process(process.pid).children(recursive=True)
+    return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])

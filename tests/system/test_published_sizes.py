@@ -19,7 +19,7 @@ from megabatch.comm.phases import ALGORITHMS, num_steps, phases
 from megabatch.comm.shape import near_square, parse_grid
 from megabatch.config import Config
 from megabatch.model.registry import build_model
-from megabatch.optim.build import build_optimizer, set_rates
+from megabatch.optim.build import build_optimizer, schedule_optimizer
 from megabatch.recipes import load_config, recipe_names
 from megabatch.recipes.scale import at_scale, read_profile
 from megabatch.schedule.batch import count_steps, iterate_steps, parse_stages, shard_range
@@ -100,7 +100,7 @@ def test_a_rank_of_the_published_world_builds(name: str) -> None:
     assert len(adapted["params"]) + len(spared["params"]) == len(list(network.parameters()))
     assert (adapted["lars"], spared["lars"]) == (True, False)
     for step in range(41):
-        rates = set_rates(optimizer, config.optimizer, config.train.epochs * step / 40)
+        rates = schedule_optimizer(optimizer, config.optimizer, config.train.epochs * step / 40)
         assert 0 <= rates["lr"] < 50
         assert spared["weight_decay"] == (adapted["weight_decay"] if config.optimizer.decay_norm_and_bias else 0.0)
     if config.collapse is None:  # a trunk whose branches anneal does not end low itself

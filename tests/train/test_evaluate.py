@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from megabatch.data.sources import ImageArray
-from megabatch.train.evaluate import Evaluation, evaluate, evaluate_together
+from megabatch.train.evaluate import Evaluation, evaluate
 from tests.ranks import run_ranks
 
 NUM_IMAGES, CLASSES, SIZE = 103, 9, 8
@@ -56,7 +56,8 @@ def no_autocast() -> torch.autocast:
 
 
 def run(network: nn.Module, images: ImageArray, images_per_pass: int = 10) -> Evaluation:
-    return evaluate(network, images, SIZE, normalise, no_autocast, images_per_pass, torch.device("cpu"))
+    [found] = evaluate([network], images, SIZE, normalise, no_autocast, images_per_pass, torch.device("cpu"))
+    return found
 
 
 def oracle(images: ImageArray, network: Network) -> tuple[int, int, float]:
@@ -138,7 +139,7 @@ def test_the_network_runs_under_the_given_precision() -> None:
     def bf16() -> torch.autocast:
         return torch.autocast("cpu", dtype=torch.bfloat16)
 
-    found = evaluate(Watching(), source(), SIZE, normalise, bf16, 50, torch.device("cpu"))
+    [found] = evaluate([Watching()], source(), SIZE, normalise, bf16, 50, torch.device("cpu"))
     assert set(seen) == {torch.bfloat16}
     assert found.loss == pytest.approx(oracle(source(), Network())[2], rel=2e-2)
 
@@ -152,9 +153,9 @@ class Shifted(Network):
             self.weight.add_(torch.randn(self.weight.shape, generator=torch.Generator().manual_seed(seed)), alpha=0.25)
 
 
-def together(rank: int) -> tuple[list[Evaluation], Evaluation]:
+def together(rank: int) -> list[Evaluation]:
     networks = [Shifted(seed) for seed in range(3)]
-    return evaluate_together(networks, source(), SIZE, normalise, no_autocast, 10, torch.device("cpu"))
+    return evaluate(networks, source(), SIZE, normalise, no_autocast, 10, torch.device("cpu"))
 
 
 def test_an_ensemble_averages_probabilities_and_counts_every_image_once() -> None:
@@ -167,7 +168,7 @@ def test_an_ensemble_averages_probabilities_and_counts_every_image_once() -> Non
         probabilities += exponentials / exponentials.sum(axis=1, keepdims=True) / 3
     of_label = probabilities[np.arange(NUM_IMAGES), images.labels]
     better = (probabilities > of_label[:, None]).sum(axis=1)
-    for alone, ensemble in [together(0), *run_ranks(4, together)]:
+    for *alone, ensemble in [together(0), *run_ranks(4, together)]:
         assert ensemble.num_images == NUM_IMAGES
         assert (ensemble.top1, ensemble.top5) == ((better < 1).mean(), (better < 5).mean())
         assert ensemble.loss == pytest.approx(float(-np.log(of_label).mean()), rel=1e-5)

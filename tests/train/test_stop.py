@@ -19,9 +19,9 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 @pytest.fixture
 def request_to_stop() -> Iterator[StopRequest]:
     before = {number: signal.getsignal(number) for number in SIGNALS}
-    yield StopRequest().listen()
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    with StopRequest().listening() as request:
+        yield request
+    assert {number: signal.getsignal(number) for number in SIGNALS} == before
 
 
 @pytest.mark.parametrize("number", SIGNALS)

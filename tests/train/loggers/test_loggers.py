@@ -13,7 +13,7 @@ from megabatch.recipes import load_config
 from megabatch.report.run import read_metrics
 from megabatch.train.loggers import TAGS, LogContext, open_loggers
 from megabatch.train.loggers.mllog import MllogLogger
-from megabatch.train.recorder import Recorder
+from megabatch.train.metrics import Recorder
 
 
 def context(folder: Path, *names: str) -> LogContext:

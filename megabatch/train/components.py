@@ -1,4 +1,4 @@
-"""Builds what a run consists of: images, network, optimizer, statistics, and DDP around the network."""
+"""What one rank trains with: images, network, optimizer, statistics, and DDP around the network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from megabatch.comm.grid import ProcessGrid
 from megabatch.comm.hook import ExposedTimeHook, gradient_hook
 from megabatch.comm.noise_scale import NoiseScale
 from megabatch.comm.shape import GridShape
-from megabatch.config import Config, OptimizerConfig
+from megabatch.config import Config
 from megabatch.data.formats import open_source
 from megabatch.data.sources import Source, check_same_classes
 from megabatch.data.subset import downscale, limit_and_hold_out
@@ -23,19 +23,18 @@ from megabatch.data.verify import check_manifest
 from megabatch.errors import ConfigError, DataError
 from megabatch.model.norm import GhostStatistics
 from megabatch.model.registry import build_model
-from megabatch.optim.build import build_optimizer, set_rates
+from megabatch.optim.build import build_optimizer
 from megabatch.schedule.adaptive import AdaptiveBatch
 from megabatch.schedule.batch import parse_stages
 from megabatch.train.feed import cores_of_worker
-from megabatch.train.stopwatch import Stopwatch
 from megabatch.train.world import World
 
 __all__ = [
+    "Components",
     "Normaliser",
-    "Workbench",
     "autocast_of",
+    "build_components",
     "build_network",
-    "build_workbench",
     "open_images",
     "set_threads",
 ]
@@ -66,8 +65,8 @@ class Normaliser:
 
 
 @dataclass
-class Workbench:
-    """Everything one worker trains with."""
+class Components:
+    """Everything one rank trains with."""
 
     config: Config
     world: World
@@ -84,18 +83,6 @@ class Workbench:
     normalise: Normaliser
     noise: NoiseScale | None
     adaptive: AdaptiveBatch | None
-    watch: Stopwatch
-
-    def set_rates(
-        self, settings: OptimizerConfig, epoch: float, *, growth: float = 1.0, past_epochs: float = 0.0
-    ) -> dict[str, float]:
-        """Give the optimizer the values scheduled for this epoch, and return them for the log.
-
-        `growth` is the total batch over the one the schedules are made for, `past_epochs` what the weights have behind
-        them since before epoch 0 of these schedules.
-        """
-        noise = self.config.batch_control.noise
-        return set_rates(self.optimizer, settings, epoch, growth=growth, noise=noise, past_epochs=past_epochs)
 
     def autocast(self) -> torch.autocast:
         return autocast_of(self.config, self.device)
@@ -194,8 +181,8 @@ def _adaptive_batch(config: Config) -> AdaptiveBatch | None:
     return AdaptiveBatch(first, ghost_batch_size=config.train.ghost_batch_size, **settings.model_dump())
 
 
-def build_workbench(config: Config, world: World, shape: GridShape, device: torch.device) -> Workbench:
-    """Build all parts on a worker that has already joined its world."""
+def build_components(config: Config, world: World, shape: GridShape, device: torch.device) -> Components:
+    """Build all parts on a rank that has already joined its world."""
     train_source, val_source = open_images(config)
     network = build_network(config, train_source, device)
     if any(isinstance(module, nn.SyncBatchNorm) for module in network.modules()):
@@ -214,7 +201,7 @@ def build_workbench(config: Config, world: World, shape: GridShape, device: torc
     )
     noise = _noise_scale(config, network)
     ddp.register_comm_hook(None, noise.hook(exposed.hook) if noise else exposed.hook)
-    return Workbench(
+    return Components(
         config=config,
         world=world,
         device=device,
@@ -230,5 +217,4 @@ def build_workbench(config: Config, world: World, shape: GridShape, device: torc
         normalise=Normaliser(config, train_source.channels, device),
         noise=noise,
         adaptive=_adaptive_batch(config),
-        watch=Stopwatch(host_clock_tells=device.type == "cpu"),
     )

@@ -6,16 +6,17 @@ counts. What comes out is the table of step times that `megabatch plan` starts f
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from megabatch.config import Config
 from megabatch.errors import ConfigError
-from megabatch.train.launch import start_workers
-from megabatch.train.worker import run_as_worker
+from megabatch.train.launch import run_as_worker, start_workers
 from megabatch.train.world import World, choose_device, join, read_world
 
 __all__ = ["StepBenchRequest", "bench_steps", "parse_batches"]
@@ -26,13 +27,17 @@ _WARM_UP = 2
 
 @dataclass(frozen=True)
 class StepBenchRequest:
-    """What the user typed after `megabatch bench step`, and the words a worker is started with."""
+    """What the user typed after `megabatch bench step`."""
 
     config: Config
     batches: tuple[int, ...]
     iterations: int = 10
     workers: int | None = None
-    words: tuple[str, ...] = ()
+    output: Path | None = None
+    as_json: bool = False
+
+
+Tell = Callable[[StepBenchRequest, dict[str, Any]], None]
 
 
 def parse_batches(text: str, ghost_batch_size: int) -> tuple[int, ...]:
@@ -48,29 +53,35 @@ def parse_batches(text: str, ghost_batch_size: int) -> tuple[int, ...]:
     return tuple(batches)
 
 
-def bench_steps(request: StepBenchRequest, environ: Mapping[str, str]) -> tuple[int, dict[str, Any] | None]:
-    """Measure here, in a launcher's world or in local workers; the exit code, and the result where it is to be told."""
+def bench_steps(request: StepBenchRequest, tell: Tell, environ: Mapping[str, str]) -> int:
+    """Measure here, in a launcher's world or in local workers; returns the exit code.
+
+    tell: called with the request and the result, in the process that is to tell it; a function of a module.
+    """
     world = read_world(environ, alone=request.workers is not None)
     if world is None and (request.workers or 1) > 1:
-        return start_workers(request.workers or 1, list(request.words), max_restarts=0), None
+        return start_workers(request.workers or 1, _start_work, replace(request, workers=None), tell)
     if world is None:
         import torch
 
-        from megabatch.train.build import set_threads
+        from megabatch.train.components import set_threads
 
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         set_threads(request.config, 1)
-        return 0, _measure(request, device, lambda: None)
-    joined: World = world
-    found: list[dict[str, Any]] = []
-    code = run_as_worker(lambda: _measure_in(joined, request, found), joined, environ)
-    return code, found[0] if found else None
+        tell(request, _measure(request, device, lambda: None))
+        return 0
+    return run_as_worker(lambda: _measure_in(world, request, tell), world, environ)
 
 
-def _measure_in(world: World, request: StepBenchRequest, found: list[dict[str, Any]]) -> int:
+def _start_work(request: StepBenchRequest, tell: Tell) -> int:
+    """What a local worker does."""
+    return bench_steps(request, tell, os.environ)
+
+
+def _measure_in(world: World, request: StepBenchRequest, tell: Tell) -> int:
     import torch.distributed as dist
 
-    from megabatch.train.build import set_threads
+    from megabatch.train.components import set_threads
 
     device, backend = choose_device("auto", world)
     set_threads(request.config, world.local_size)
@@ -80,7 +91,7 @@ def _measure_in(world: World, request: StepBenchRequest, found: list[dict[str, A
         dist.all_gather_object(everybody, mine)
         if world.is_main:
             slowest = max(everybody, key=lambda one: sum(row["seconds"] for row in one["rows"]))
-            found.append({**slowest, "workers": world.size})
+            tell(request, {**slowest, "workers": world.size})
     return 0
 
 
@@ -90,8 +101,8 @@ def _measure(request: StepBenchRequest, device: Any, together: Any) -> dict[str,
 
     from megabatch.model.registry import build_model
     from megabatch.optim.build import build_optimizer
-    from megabatch.train.build import Normaliser, autocast_of
-    from megabatch.train.layers import list_layers
+    from megabatch.train.components import Normaliser, autocast_of
+    from megabatch.train.describe import list_layers
 
     config = request.config
     channels = 1 if len(config.data.mean) == 1 else 3

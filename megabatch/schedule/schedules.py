@@ -1,8 +1,10 @@
 """Schedules of the papers in one call each, for a loop of your own.
 
-    rate = [*linear_warmup(to=4.8, epochs=5, start=0.1), *polynomial(4.8, until_epoch=90, power=1, from_epoch=0)]
+    from megabatch import schedules
+
+    lr = [*schedules.linear_warmup(to=4.8, epochs=5, start=0.1), *schedules.cosine(4.8, until_epoch=90)]
     ...
-    group["lr"] = value_at(rate, epoch)          # epoch = images seen / images in the set
+    group["lr"] = schedules.value_at(lr, epoch)          # epoch = images seen / images in the set
 
 Each function returns a list of pieces; lists are joined with `*`. Momentum and weight decay are scheduled alike.
 """
@@ -14,9 +16,9 @@ from collections.abc import Mapping
 from pydantic import ValidationError
 
 from megabatch.errors import ConfigError
-from megabatch.schedule.pieces import Piece
+from megabatch.schedule.pieces import Piece, value_at
 
-__all__ = ["constant", "cosine", "cycle", "linear_warmup", "polynomial", "slow_start", "steps"]
+__all__ = ["Piece", "constant", "cosine", "cycle", "linear_warmup", "polynomial", "slow_start", "steps", "value_at"]
 
 # Akiba 2017, section 3.3: until epoch, factor of the linearly scaled rate.
 _SLOW_START = ((40.0, 0.5), (70.0, 0.075), (85.0, 0.01), (90.0, 0.001))

@@ -5,21 +5,19 @@ Torch-free, so that a folder that cannot be used is refused before any worker st
 
 from __future__ import annotations
 
-import fcntl
-import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from megabatch.config import Config, differences
 from megabatch.errors import CheckpointError
-from megabatch.files import write_atomically
+from megabatch.files import lock, write_atomically
 from megabatch.recipes import config_from_toml
 
 __all__ = ["changes_on_resume", "check_output", "config_of_run", "default_output", "hold"]
 
-# A killed run's last worker may take a moment to disappear.
+# The last worker of a killed run may take a moment to disappear.
 _LOCK_SECONDS = 10.0
 
 # Settings that do not change what is computed.
@@ -38,7 +36,7 @@ _HARMLESS = (
     "log.",
 )
 
-# These do, and may yet change when a run is resumed: how a run goes on further, and how one that diverged is mended.
+# These do, and may yet change when a run is resumed: how a run goes on further, and how one that diverged is saved.
 _FREE_ON_RESUME = ("train.max_steps", "optimizer.lr", "collapse.lr")
 
 
@@ -109,12 +107,13 @@ def hold(folder: Path, config: Config, resume: bool) -> Iterator[None]:
     The hold ends with this process however it ends.
     """
     check_output(folder, config, resume)
-    descriptor = -1
-    try:
+    with ExitStack() as stack:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
-            _lock(descriptor, folder)
+            if not stack.enter_context(lock(folder / ".lock", _LOCK_SECONDS)):
+                raise CheckpointError(
+                    f"run folder '{folder}' is in use by a run that is still going; wait for it or stop it"
+                )
             check_output(folder, config, resume)  # again: another run may have come and gone during the wait
             write_atomically(folder / "config.toml", config.to_toml())
             (folder / "summary.json").unlink(missing_ok=True)  # it spoke of an earlier end of the run
@@ -123,20 +122,3 @@ def hold(folder: Path, config: Config, resume: bool) -> Iterator[None]:
                 f"run folder '{folder}' cannot be written: {error.strerror}; choose another --output"
             ) from None
         yield
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)
-
-
-def _lock(descriptor: int, folder: Path) -> None:
-    deadline = time.monotonic() + _LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise CheckpointError(
-                    f"run folder '{folder}' is in use by a run that is still going; wait for it or stop it"
-                ) from None
-            time.sleep(0.1)

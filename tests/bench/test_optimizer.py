@@ -7,10 +7,10 @@ import copy
 import pytest
 import torch
 
+from megabatch.bench.optimizer import LoopLARS, bench_steps, contestants, result_lines
 from megabatch.model.registry import build_model
 from megabatch.optim.groups import parameter_groups
 from megabatch.optim.lars import LARS
-from megabatch.train.optimizer_bench import LoopLARS, bench_steps, contestants, result_lines
 
 
 def test_the_slow_twin_is_lars() -> None:

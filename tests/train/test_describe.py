@@ -1,14 +1,17 @@
-"""The numbers printed before the first step, worked out by hand."""
+"""The numbers printed before the first step, worked out by hand; layer lists, found without a trace."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import nn
 
 from megabatch.comm.shape import parse_grid
+from megabatch.model.registry import build_model
+from megabatch.plan.workload import model_layers
 from megabatch.recipes import load_config
 from megabatch.schedule.clock import Clock
-from megabatch.train.derived import derived_lines
+from megabatch.train.describe import derived_lines, describe_gradients, list_layers
 
 NETWORK = nn.Linear(999, 1000)  # one million parameters
 SETTINGS = (
@@ -29,14 +32,14 @@ def test_sixteen_ghosts_on_four_workers() -> None:
         "network        resnet8, 1,000,000 parameters, fp32",
         "gradients      4.0 MB in fp32",
         "workers        4 in a grid of 2x2, gradients by torus",
-        "total batch    1,024 images",
+        "global batch   1,024 images",
         "from epoch 0   1,024 = 16 ghosts x 64; each worker accumulates 4; 58.59 steps an epoch",
         "in all         293 steps, 300,000 images, 5 epochs of 60,000",
     ]
 
 
 @pytest.mark.parametrize(("world_size", "each"), [(1, "16"), (3, "5 or 6"), (5, "3 or 4"), (16, "1"), (20, "0 or 1")])
-def test_uneven_deals_are_said(world_size: int, each: str) -> None:
+def test_uneven_shards_are_said(world_size: int, each: str) -> None:
     assert f"each worker accumulates {each};" in lines(world_size, f"1x{world_size}")[4]
 
 
@@ -45,7 +48,7 @@ def test_stages_get_a_line_each_and_a_limit_is_said() -> None:
     overrides = ('train.global_batch_size="0:640 2:1280"', "train.max_steps=20")
     found = lines(2, "1x2", *overrides, samples_per_epoch=6000)
     assert found[3:] == [
-        "total batch    640 from epoch 0, 1,280 from epoch 2 images",
+        "global batch   640 from epoch 0, 1,280 from epoch 2 images",
         "from epoch 0   640 = 10 ghosts x 64; each worker accumulates 5; 9.38 steps an epoch",
         "from epoch 2   1,280 = 20 ghosts x 64; each worker accumulates 10; 4.69 steps an epoch",
         "in all         33 steps, 30,000 images, 5 epochs of 6,000, stopping after 20",
@@ -59,3 +62,38 @@ def test_branches_and_growth_are_said() -> None:
     found = lines(2, "1x2", "batch_control.adaptive.max_global_batch_size=4096")
     assert found[-2] == "growing        by the noise scale, up to 4,096 images a step"
     assert found[-1].startswith("in all         at most 293 steps")
+
+
+def test_the_list_of_resnet50_is_the_stored_one() -> None:
+    stored, _ = model_layers("resnet50")
+    network = build_model("resnet50", num_classes=1000, in_channels=3)
+    found = list_layers(network, torch.zeros(2, 3, 224, 224))
+    assert [(layer["name"], layer["parameters"]) for layer in found] == [(one.name, one.parameters) for one in stored]
+    assert [layer["work"] for layer in found] == pytest.approx([one.work for one in stored])
+
+
+class Noisy(nn.Module):
+    """Draws a random number even when it is not trained."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images + torch.rand(())
+
+
+def test_it_leaves_no_trace() -> None:
+    network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), Noisy(), nn.Flatten(), nn.Linear(72, 3))
+    network[1].eval()  # what somebody has frozen stays frozen
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    torch.manual_seed(1)
+    randomness = torch.get_rng_state()
+    found = describe_gradients(network, 1, 8)["layers"]
+    assert [(layer["name"], layer["parameters"]) for layer in found] == [("0", 24), ("4", 219)]
+    assert torch.equal(torch.get_rng_state(), randomness)
+    assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
+    assert [module.training for module in network] == [True, False, True, True, True]
+    assert all(not module._forward_hooks for module in network.modules())
+
+
+def test_a_network_that_does_not_take_such_images_has_no_list() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(5, 2))
+    assert describe_gradients(network, 1, 8) == {"gradient_bytes": 48, "layers": None}
+    assert all(module.training and not module._forward_hooks for module in network.modules())

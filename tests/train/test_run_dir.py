@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import threading
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from megabatch import files
 from megabatch.config import Config
 from megabatch.errors import CheckpointError, ConfigError
 from megabatch.recipes import load_config
-from megabatch.train import folder as folder_module
-from megabatch.train.folder import changes_on_resume, check_output, config_of_run, default_output, hold
+from megabatch.train import run_dir
+from megabatch.train.run_dir import changes_on_resume, check_output, config_of_run, default_output, hold
 
 SETTINGS = (
     "train.seed=0",
@@ -157,7 +159,7 @@ def test_an_old_summary_goes_when_the_run_goes_on_and_stays_when_it_is_refused(r
 
 
 def test_two_runs_cannot_hold_one_folder(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_module, "_LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(run_dir, "_LOCK_SECONDS", 0.2)
     with (
         hold(run, config(), resume=True),
         pytest.raises(CheckpointError, match="in use by a run that is still going"),
@@ -188,15 +190,15 @@ def test_a_folder_that_another_run_took_during_the_wait_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two runs are given one new folder; the first ends within the second's wait. Its settings must survive."""
-    real = folder_module._lock
+    real = files.lock
 
-    def lock_late(descriptor: int, folder: Path) -> None:
-        monkeypatch.setattr(folder_module, "_lock", real)
-        with hold(folder, config("train.seed=1"), resume=False):
+    def lock_late(path: Path, seconds: float) -> AbstractContextManager[bool]:
+        monkeypatch.setattr(run_dir, "lock", real)
+        with hold(path.parent, config("train.seed=1"), resume=False):
             pass
-        real(descriptor, folder)
+        return real(path, seconds)
 
-    monkeypatch.setattr(folder_module, "_lock", lock_late)
+    monkeypatch.setattr(run_dir, "lock", lock_late)
     with pytest.raises(CheckpointError), hold(tmp_path / "run", config("train.seed=2"), resume=False):
         pass
     assert config_of_run(tmp_path / "run").train.seed == 1
@@ -213,7 +215,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch
         hold(tmp_path / "file" / "run", config(), resume=False),
     ):
         pass
-    monkeypatch.setattr(folder_module, "write_atomically", full)
+    monkeypatch.setattr(run_dir, "write_atomically", full)
     with (
         pytest.raises(CheckpointError, match="cannot be written: No space left"),
         hold(tmp_path / "run", config(), resume=False),

@@ -8,7 +8,7 @@ import pytest
 
 from megabatch.errors import ConfigError
 from megabatch.schedule.pieces import Piece, value_at
-from megabatch.schedule.shapes import constant, cosine, cycle, linear_warmup, polynomial, slow_start, steps
+from megabatch.schedule.schedules import constant, cosine, cycle, linear_warmup, polynomial, slow_start, steps
 
 # Iterations an epoch of the two runs that Codreanu's files describe.
 MAIN_ITERATIONS, CYCLIC_ITERATIONS = 8040 / 90, 7800 / 25

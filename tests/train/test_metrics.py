@@ -1,0 +1,158 @@
+"""Parts of a step add up and the first steps do not count; rows go to all loggers; a report cannot fail the run."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megabatch.report.run import read_metrics
+from megabatch.train import metrics
+from megabatch.train.metrics import PARTS, WARM_UP_STEPS, Recorder, Stopwatch, gather_ranks, ranks_table, write_page
+from tests.ranks import run_ranks
+from tests.report.folders import make_run
+
+ROW: dict[str, float | int] = {"loss": 2.5, "top1": 0.25, "lr": 0.1, "global_batch_size": 64, "applied": 1}
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        board = EventAccumulator(str(folder / "tensorboard"))
+        board.Reload()
+    return {tag: [(one.step, one.value) for one in board.Scalars(tag)] for tag in board.Tags()["scalars"]}
+
+
+def test_rows_go_to_both_and_a_resumed_run_hides_what_came_after_its_checkpoint(tmp_path: Path) -> None:
+    first = Recorder(tmp_path, keep_bytes=0, steps_done=0)
+    cursors = []
+    for step in (1, 2, 3, 4):
+        first.append({"step": step, **ROW, "val_top1": step / 10})
+        cursors.append(first.num_bytes)
+    first.close()
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
+    assert cursors[-1] == (tmp_path / "metrics.jsonl").stat().st_size
+    found = scalars(tmp_path)
+    assert set(found) == {"train/loss", "train/top1", "schedule/lr", "schedule/global_batch_size", "val/top1"}
+    assert found["train/loss"] == [(1, 2.5), (2, 2.5), (3, 2.5), (4, 2.5)]
+
+    # Killed after step 4; the newest checkpoint is that of step 2.
+    second = Recorder(tmp_path, keep_bytes=cursors[1], steps_done=2)
+    second.append({"step": 3, **ROW, "loss": 1.5})
+    second.close()
+    rows = list(read_metrics(tmp_path / "metrics.jsonl"))
+    assert [(row["step"], row["loss"]) for row in rows] == [(1, 2.5), (2, 2.5), (3, 1.5)]
+    assert scalars(tmp_path)["train/loss"] == [(1, 2.5), (2, 2.5), (3, 1.5)]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that shows the first element."""
+    now = [100.0]
+    monkeypatch.setattr("megabatch.train.metrics.time.perf_counter", lambda: now[0])
+    return now
+
+
+def one_step(watch: Stopwatch, now: list[float], forward: float) -> None:
+    watch.begin()
+    for part, seconds in (("data", 1.0), ("forward", forward), ("backward", 4.0)):
+        now[0] += seconds
+        watch.lap(part)
+    now[0] += 50.0
+    watch.skip()  # statistics, logging: no part
+    watch.expose(1.5)
+    now[0] += 0.25
+    watch.lap("optimizer")
+    watch.end()
+
+
+def test_laps_go_to_their_parts_and_exposed_time_leaves_backward(clock: list[float]) -> None:
+    watch = Stopwatch(True)
+    one_step(watch, clock, forward=2.0)
+    assert watch.seconds == {
+        "data": 1.0,
+        "forward": 2.0,
+        "backward": 2.5,
+        "communication": 1.5,
+        "optimizer": 0.25,
+    }
+
+
+def test_the_first_steps_are_left_out_of_the_means(clock: list[float]) -> None:
+    watch = Stopwatch(True)
+    for _ in range(metrics.WARM_UP_STEPS):
+        one_step(watch, clock, forward=1000.0)
+        assert all(math.isnan(value) for value in watch.means())
+    for forward in (2.0, 4.0):
+        one_step(watch, clock, forward)
+    assert watch.num_steps == 2
+    assert dict(zip(PARTS, watch.means(), strict=True))["forward"] == 3.0
+
+
+def test_a_device_that_runs_behind_its_host_leaves_its_parts_unknown(clock: list[float]) -> None:
+    watch = Stopwatch(False)
+    for _ in range(5):
+        one_step(watch, clock, forward=2.0)
+    means = dict(zip(PARTS, watch.means(), strict=True))
+    assert (means["data"], means["communication"]) == (1.0, 1.5)
+    table = ranks_table([watch.means()], ["host"], 2)
+    assert json.loads(json.dumps(table, allow_nan=False))["ranks"] == [
+        {
+            "rank": 0,
+            "host": "host",
+            "data_seconds": 1.0,
+            "forward_seconds": None,
+            "backward_seconds": None,
+            "communication_seconds": 1.5,
+            "optimizer_seconds": None,
+        }
+    ]
+
+
+def test_exposed_time_longer_than_backward_leaves_no_negative_part() -> None:
+    watch = Stopwatch(True)
+    watch.begin()
+    watch.expose(3.0)
+    watch.end()
+    assert (watch.seconds["backward"], watch.seconds["communication"]) == (0.0, 3.0)
+
+
+def _gather(rank: int) -> dict[str, Any]:
+    watch = Stopwatch(True)
+    for _ in range(WARM_UP_STEPS + 2):
+        watch.begin()
+        watch.seconds["forward"] = float(rank + 1)
+        watch.end()
+    return gather_ranks(watch, ["a", "a", "b"])
+
+
+def test_all_ranks_get_the_same_table() -> None:
+    tables = run_ranks(3, _gather)
+    assert tables[0] == tables[1] == tables[2]
+    assert [(row["host"], row["forward_seconds"]) for row in tables[0]["ranks"]] == [("a", 1.0), ("a", 2.0), ("b", 3.0)]
+    assert tables[0]["num_steps"] == 2
+
+
+def test_the_page_is_there_and_nothing_is_said(tmp_path: Path) -> None:
+    said: list[str] = []
+    write_page(make_run(tmp_path / "a"), said.append)
+    assert said == []
+    assert (tmp_path / "a" / "report.html").stat().st_size > 1_000_000
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("boom"), OSError(28, "no room"), MemoryError()])
+def test_whatever_fails_is_only_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception) -> None:
+    def fail(*_: object) -> None:
+        raise failure
+
+    monkeypatch.setattr("megabatch.train.metrics.write_report", fail)
+    said: list[str] = []
+    write_page(tmp_path, said.append)
+    assert len(said) == 1
+    assert "megabatch report" in said[0]
