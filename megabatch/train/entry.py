@@ -123,8 +123,9 @@ def _train_in(world: World, request: TrainRequest) -> tuple[dict[str, Any], Path
     with joined as store, StopRequest().listening() as stop:
         folder = _common_folder(request, world, store)
         resume = request.resume or world.attempt > 0
-        trainer = Trainer(config, world, device, folder, grid, stop, resume=resume, plan=request.plan)
-        return trainer.run(), folder
+        # The trainer has no name here: its process groups must be gone when `join` waits for their threads.
+        summary = Trainer(config, world, device, folder, grid, stop, resume=resume, plan=request.plan).run()
+    return summary, folder
 
 
 def _choose_grid(text: str | None, world_size: int) -> GridShape:

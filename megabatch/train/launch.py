@@ -1,22 +1,29 @@
-"""Starts local workers through torch's elastic launcher, and decides how a worker ends.
+"""Starts local workers, starts them again when one dies, and decides how a worker ends.
 
 A worker that dies takes its group down; the launcher starts the group again and the run goes on from its last
 checkpoint. A mistake of the user is different: it will not go away by trying again, so the worker that finds one leaves
-its message in a file, restarted workers give up at once when they see it, and the message is printed once.
+its message in a file, the launcher stops trying when it sees it, and the message is printed once.
+
+Workers call a function with its arguments; torch's elastic launcher could do that too, but workers that it started with
+a function wait for each other at their end and never leave after a signal.
 """
 
 from __future__ import annotations
 
 import ctypes
-import logging
+import multiprocessing
 import os
 import signal
 import sys
 import tempfile
+import threading
 import traceback
-import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing.connection import wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 from megabatch.errors import CommunicationError, LaunchError, MegabatchError
@@ -25,7 +32,6 @@ from megabatch.train.world import World
 __all__ = [
     "ERROR_FILE_VARIABLE",
     "LAUNCHED_VARIABLE",
-    "error_was_left",
     "leave_error",
     "run_as_worker",
     "start_workers",
@@ -34,71 +40,120 @@ __all__ = [
 LAUNCHED_VARIABLE = "MEGABATCH_LAUNCHED"
 ERROR_FILE_VARIABLE = "MEGABATCH_ERROR_FILE"
 
-# How long workers may take to finish their step and write a checkpoint after a signal. One step can be hours of
-# accumulation; whoever sent the signal has a limit of its own and kills when that is over.
-_SHUTDOWN_SECONDS = 24 * 3600
+# A worker whose peer is gone says whom it misses and ends by itself; one that hangs is killed after this time.
+_LAST_WORDS_SECONDS = 10.0
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 
 
 def start_workers(world_size: int, work: Callable[..., object], *args: object, max_restarts: int = 0) -> int:
     """Call `work(*args)` in `world_size` new processes; return 0, or the signal that ended it.
 
-    `work` must be a function of a module. It finds its rank in the environment, as under torchrun.
+    `work` must be a function of a module. It finds its rank in the environment, as under torchrun. Signals are passed
+    on to the workers, who then end when they have done what they want to do first.
 
     Raises:
         MegabatchError: the one-line error a worker left.
         LaunchError: when workers died more often than `max_restarts`.
     """
-    from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    from torch._C._distributed_c10d import TCPStore
 
-    # Its own reports are pages long; what the user needs to know is said here in one line. Each of its loggers has set
-    # a level of its own when it was imported, so the common parent does not decide.
-    for name in logging.root.manager.loggerDict:
-        if name.startswith(("torch.distributed.elastic", "torch.multiprocessing")):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
-    with tempfile.TemporaryDirectory(prefix="megabatch-") as scratch:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before a worker loads torch
+    with tempfile.TemporaryDirectory(prefix="megabatch-") as scratch, _passing_on_signals() as passed_on:
         error_file = Path(scratch) / "error"
-        os.environ[LAUNCHED_VARIABLE] = "1"
-        os.environ[ERROR_FILE_VARIABLE] = str(error_file)
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
-        launch = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=world_size,
-            run_id=uuid.uuid4().hex,
-            rdzv_backend="c10d",
-            rdzv_endpoint="127.0.0.1:0",
-            local_addr="127.0.0.1",
-            max_restarts=max_restarts,
-            monitor_interval=0.1,
-            signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
-            shutdown_timeout=_SHUTDOWN_SECONDS,
+        for attempt in range(max_restarts + 1):
+            store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            environment = {
+                LAUNCHED_VARIABLE: "1",
+                ERROR_FILE_VARIABLE: str(error_file),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(store.port),
+                "WORLD_SIZE": str(world_size),
+                "LOCAL_WORLD_SIZE": str(world_size),
+                "TORCHELASTIC_USE_AGENT_STORE": "True",
+                "TORCHELASTIC_RESTART_COUNT": str(attempt),
+            }
+            failed = _run_group(world_size, environment, work, args, passed_on, error_file)
+            if error_file.is_file():
+                raise MegabatchError(error_file.read_text(encoding="utf-8"))
+            if passed_on.numbers:
+                return passed_on.numbers[0]
+            if failed is None:
+                return 0
+        assert failed is not None
+        rank, code = failed
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        raise LaunchError(
+            f"worker {rank} ended with {how} and {max_restarts} restarts did not help; "
+            "the run can go on from its last checkpoint with --resume"
         )
-        try:
-            elastic_launch(launch, work)(*args)
-        except SignalException as stop:
-            return int(stop.sigval)
-        except ChildFailedError as failure:
-            _raise_left_error(error_file)
-            rank, first = failure.get_first_failure()
-            how = signal.Signals(-first.exitcode).name if first.exitcode < 0 else f"exit code {first.exitcode}"
-            raise LaunchError(
-                f"worker {rank} ended with {how} and {max_restarts} restarts did not help; "
-                "the run can go on from its last checkpoint with --resume"
-            ) from None
-        _raise_left_error(error_file)
-    return 0
 
 
-def _raise_left_error(error_file: Path) -> None:
-    if error_file.is_file():
-        raise MegabatchError(error_file.read_text(encoding="utf-8"))
+class _PassedOn:
+    """The signals that the launcher got, and the workers that it passes them on to."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self.workers: list[SpawnProcess] = []
+
+    def pass_on(self, number: int, _frame: FrameType | None) -> None:
+        self.numbers.append(number)
+        for worker in self.workers:
+            if worker.pid is not None and worker.is_alive():
+                os.kill(worker.pid, number)
 
 
-def error_was_left(environ: Mapping[str, str]) -> bool:
-    """Whether some worker has already met a user's error."""
-    return ERROR_FILE_VARIABLE in environ and Path(environ[ERROR_FILE_VARIABLE]).exists()
+@contextmanager
+def _passing_on_signals() -> Iterator[_PassedOn]:
+    passed_on = _PassedOn()
+    is_main = threading.current_thread() is threading.main_thread()  # only it may
+    before = {number: signal.signal(number, passed_on.pass_on) for number in _SIGNALS if is_main}
+    try:
+        yield passed_on
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _run_group(
+    world_size: int,
+    environment: dict[str, str],
+    work: Callable[..., object],
+    args: tuple[object, ...],
+    passed_on: _PassedOn,
+    error_file: Path,
+) -> tuple[int, int] | None:
+    """Run one group of workers to its end; the rank that failed first and its exit code, or None."""
+    spawn = multiprocessing.get_context("spawn")
+    workers = [
+        spawn.Process(target=_enter, args=({**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, work, args))
+        for rank in range(world_size)
+    ]
+    passed_on.workers = workers
+    for worker in workers:
+        if not passed_on.numbers:  # nobody is started any more after a signal
+            worker.start()
+    ranks = {worker.sentinel: rank for rank, worker in enumerate(workers) if worker.pid is not None}
+    failed: tuple[int, int] | None = None
+    while ranks:
+        patience = 0.0 if error_file.is_file() else _LAST_WORDS_SECONDS
+        ended = wait(list(ranks), timeout=None if failed is None else patience)
+        if not ended:
+            for rank in ranks.values():
+                workers[rank].kill()
+            continue
+        for sentinel in ended:
+            assert isinstance(sentinel, int)
+            rank = ranks.pop(sentinel)
+            workers[rank].join()
+            code = workers[rank].exitcode
+            if code and failed is None:
+                failed = rank, code
+    return failed
+
+
+def _enter(environment: dict[str, str], work: Callable[..., object], args: tuple[object, ...]) -> None:
+    os.environ.update(environment)
+    work(*args)
 
 
 def leave_error(message: str, environ: Mapping[str, str]) -> bool:
@@ -121,10 +176,6 @@ def run_as_worker(work: Callable[[], int], world: World, environ: Mapping[str, s
     """Do the work of one worker; returns its exit code, or ends the process when another worker is gone."""
     if LAUNCHED_VARIABLE in environ:
         _end_with_parent()
-        if error_was_left(environ):
-            # An earlier attempt met a mistake that trying again does not fix. Success ends the attempts; the launcher
-            # then tells the mistake.
-            return 0
     try:
         return work()
     except CommunicationError as error:

@@ -1,26 +1,20 @@
-"""How an error travels from a worker to the one line its user sees, and how the launcher's endings are told apart."""
+"""How workers are started, restarted and told to stop, and how an error travels to the one line its user sees."""
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch.distributed.launcher.api as launcher_api
-from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from megabatch.errors import ConfigError, LaunchError, MegabatchError
 from megabatch.train.launch import (
     ERROR_FILE_VARIABLE,
     LAUNCHED_VARIABLE,
-    error_was_left,
     leave_error,
     run_as_worker,
     start_workers,
@@ -32,104 +26,104 @@ WORLD = World(1, 4, 1, 4, "torchrun", "127.0.0.1", 0)
 
 def test_the_first_error_is_the_one_that_is_told(tmp_path: Path) -> None:
     environ = {ERROR_FILE_VARIABLE: str(tmp_path / "error")}
-    assert not error_was_left(environ)
     assert leave_error("first: caf\u00e9", environ)
-    assert error_was_left(environ)
     assert leave_error("second", environ)
     assert (tmp_path / "error").read_text(encoding="utf-8") == "first: caf\u00e9"
 
 
 def test_without_our_launcher_there_is_nowhere_to_leave_it() -> None:
     assert not leave_error("lost", {})
-    assert not error_was_left({})
 
 
 def test_a_place_that_is_gone_does_no_harm(tmp_path: Path) -> None:
     """The launcher may have been killed and its scratch folder cleared away."""
-    environ = {ERROR_FILE_VARIABLE: str(tmp_path / "gone" / "error")}
-    assert leave_error("late", environ)
-    assert not error_was_left(environ)
+    assert leave_error("late", {ERROR_FILE_VARIABLE: str(tmp_path / "gone" / "error")})
 
 
-Behaviour = Callable[[Any, tuple[str, ...]], None]
+# What the workers of the tests below do. Each attempt of each rank leaves a file in a folder.
 
 
-@pytest.fixture
-def pretend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Behaviour], None]]:
-    """Puts a function in the place of torch's launcher, and the environment and the log level back at the end."""
-    for name in (LAUNCHED_VARIABLE, ERROR_FILE_VARIABLE, "OMP_NUM_THREADS"):
-        monkeypatch.setenv(name, "set before the test")  # remembered now, put back at the end
-        monkeypatch.delenv(name)
-    level = logging.getLogger("torch.distributed.elastic").level
-
-    def install(behaviour: Behaviour) -> None:
-        def elastic_launch(config: Any, entry: Callable[..., object]) -> Callable[..., None]:
-            assert entry is print
-            return lambda *args: behaviour(config, args)
-
-        monkeypatch.setattr(launcher_api, "elastic_launch", elastic_launch)
-
-    yield install
-    logging.getLogger("torch.distributed.elastic").setLevel(level)
+def _mark(folder: str) -> tuple[int, int]:
+    rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK", LAUNCHED_VARIABLE, "OMP_NUM_THREADS")
+    (Path(folder) / f"{rank}.{attempt}").write_text(" ".join(os.environ[name] for name in names))
+    return rank, attempt
 
 
-def failure(exitcode: int) -> ChildFailedError:
-    one = ProcessFailure(local_rank=1, pid=1, exitcode=exitcode, error_file="not there")
-    return ChildFailedError("worker", {1: one})
+def mark(folder: str) -> None:
+    _mark(folder)
 
 
-def test_workers_call_the_function_as_often_as_asked(pretend: Callable[[Behaviour], None]) -> None:
-    seen: list[Any] = []
-
-    def run(config: Any, words: tuple[str, ...]) -> None:
-        assert words == ("train", "demo")
-        assert os.environ[LAUNCHED_VARIABLE] == "1"
-        assert Path(os.environ[ERROR_FILE_VARIABLE]).parent.is_dir()
-        assert os.environ["OMP_NUM_THREADS"] == "1"
-        seen.append(config)
-
-    pretend(run)
-    assert start_workers(3, print, "train", "demo", max_restarts=2) == 0
-    assert (seen[0].nproc_per_node, seen[0].max_restarts, seen[0].max_nodes) == (3, 2, 1)
-    assert "SIGUSR1" in seen[0].signals_to_handle
-    assert not Path(os.environ[ERROR_FILE_VARIABLE]).parent.exists()
-    assert start_workers(1, print, "train", "demo") == 0
-    assert seen[0].run_id != seen[1].run_id
+def die_until(folder: str, good_attempt: int, code: int) -> None:
+    """Rank 1 ends badly in the attempts before `good_attempt`; the other hangs until it is killed."""
+    rank, attempt = _mark(folder)
+    if attempt < good_attempt:
+        if rank == 1:
+            os._exit(code) if code >= 0 else os.kill(os.getpid(), -code)
+        signal.pause()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-def test_a_signal_is_returned(pretend: Callable[[Behaviour], None], number: signal.Signals) -> None:
-    def run(_config: Any, _words: tuple[str, ...]) -> None:
-        raise SignalException("stop", number)
-
-    pretend(run)
-    assert start_workers(2, print) == number
-
-
-@pytest.mark.parametrize("dies", [True, False])
-def test_the_error_a_worker_left_is_raised_word_for_word(pretend: Callable[[Behaviour], None], dies: bool) -> None:
-    def run(_config: Any, _words: tuple[str, ...]) -> None:
-        assert leave_error("the data path x does not exist; give another", os.environ)
-        if dies:
-            raise failure(2)
-
-    pretend(run)
-    with pytest.raises(MegabatchError) as caught:
-        start_workers(2, print, max_restarts=3)
-    assert str(caught.value) == "the data path x does not exist; give another"
+def complain(folder: str) -> None:
+    rank, _ = _mark(folder)
+    if rank == 0:
+        leave_error("the data path x does not exist; give another", os.environ)
+        os._exit(2)
+    signal.pause()
 
 
-@pytest.mark.parametrize(("exitcode", "how"), [(-9, "SIGKILL"), (-11, "SIGSEGV"), (1, "exit code 1")])
-def test_workers_that_keep_dying_are_one_line(pretend: Callable[[Behaviour], None], exitcode: int, how: str) -> None:
-    def run(_config: Any, _words: tuple[str, ...]) -> None:
-        raise failure(exitcode)
+def ask_to_stop(folder: str) -> None:
+    """Rank 0 signals the launcher once both workers listen; both end when the signal has reached them."""
+    rank, _ = _mark(folder)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])  # from here on it waits until it is taken
+    (Path(folder) / f"ready.{rank}").touch()
+    if rank == 0:
+        while not (Path(folder) / "ready.1").exists():
+            time.sleep(0.01)
+        os.kill(os.getppid(), signal.SIGUSR1)
+    assert signal.sigtimedwait([signal.SIGUSR1], 60) is not None
 
-    pretend(run)
+
+def marks(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name[0].isdigit())
+
+
+def test_workers_call_the_function_and_find_their_rank(tmp_path: Path) -> None:
+    assert start_workers(3, mark, str(tmp_path)) == 0
+    assert marks(tmp_path) == ["0.0", "1.0", "2.0"]
+    assert (tmp_path / "2.0").read_text() == f"3 3 2 1 {os.environ['OMP_NUM_THREADS']}"
+
+
+def test_a_group_that_lost_a_worker_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megabatch.train.launch._LAST_WORDS_SECONDS", 0.2)
+    assert start_workers(2, die_until, str(tmp_path), 2, 1, max_restarts=3) == 0
+    assert marks(tmp_path) == ["0.0", "0.1", "0.2", "1.0", "1.1", "1.2"]
+
+
+@pytest.mark.parametrize(("code", "how"), [(-9, "SIGKILL"), (3, "exit code 3")])
+def test_workers_that_keep_dying_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, how: str
+) -> None:
+    monkeypatch.setattr("megabatch.train.launch._LAST_WORDS_SECONDS", 0.2)
     with pytest.raises(LaunchError) as caught:
-        start_workers(2, print, max_restarts=3)
-    assert f"worker 1 ended with {how} and 3 restarts did not help" in str(caught.value)
+        start_workers(2, die_until, str(tmp_path), 9, code, max_restarts=1)
+    assert f"worker 1 ended with {how} and 1 restarts did not help" in str(caught.value)
     assert "--resume" in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert marks(tmp_path) == ["0.0", "0.1", "1.0", "1.1"]
+
+
+def test_the_error_a_worker_left_is_raised_word_for_word_and_nothing_is_tried_again(tmp_path: Path) -> None:
+    with pytest.raises(MegabatchError) as caught:
+        start_workers(2, complain, str(tmp_path), max_restarts=3)
+    assert str(caught.value) == "the data path x does not exist; give another"
+    assert set(marks(tmp_path)) <= {"0.0", "1.0"}
+
+
+def test_a_signal_reaches_the_workers_and_is_returned(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    assert start_workers(2, ask_to_stop, str(tmp_path), max_restarts=3) == signal.SIGUSR1
+    assert signal.getsignal(signal.SIGUSR1) == before
+    assert marks(tmp_path) == ["0.0", "1.0"]
 
 
 def refuse() -> int:
