@@ -96,7 +96,6 @@ WITHOUT_A_TEST_FILE = {
     "megabatch/bench/__init__.py": "it says what the folder is for",
     "megabatch/__main__.py": "every test in tests/test_cli.py runs it",
     "megabatch/train/__init__.py": "tests/train/test_entry.py calls it",
-    "megabatch/train/components.py": WHOLE_RUNS,
     "megabatch/train/evaluate_run.py": WHOLE_RUNS,
     "megabatch/train/state.py": WHOLE_RUNS,
     "megabatch/train/trainer.py": WHOLE_RUNS,

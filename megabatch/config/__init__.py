@@ -12,17 +12,13 @@ import tomli_w
 from pydantic import model_validator
 
 from megabatch.config.batch_control import AdaptiveConfig, BatchControlConfig
-from megabatch.config.checkpoint import CheckpointConfig
 from megabatch.config.collapse import CollapseConfig
 from megabatch.config.comm import CommConfig
 from megabatch.config.data import AugmentConfig, DataConfig, GeneratedConfig
-from megabatch.config.log import LogConfig
-from megabatch.config.model import ModelConfig
-from megabatch.config.norm import NormConfig
+from megabatch.config.model import ModelConfig, NormConfig
 from megabatch.config.optimizer import LarsConfig, OptimizerConfig, RmspropWarmupConfig
-from megabatch.config.reference import Reference
-from megabatch.config.section import Section
-from megabatch.config.train import TrainConfig
+from megabatch.config.section import Reference, Section
+from megabatch.config.train import CheckpointConfig, LogConfig, TrainConfig
 from megabatch.files import flatten
 from megabatch.schedule.batch import parse_stages
 from megabatch.schedule.noise import noise_keeping_momentum

@@ -1,12 +1,14 @@
-"""Settings of the network."""
+"""Settings of the network and of its batch-norm statistics."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from megabatch.config.section import PositiveInt, Section
 
-__all__ = ["ModelConfig"]
+__all__ = ["ModelConfig", "NormConfig"]
 
 
 class ModelConfig(Section):
@@ -20,3 +22,19 @@ class ModelConfig(Section):
     def label(self) -> str:
         """The name, with the width where that is not the network's own: what tells step times apart."""
         return self.name if self.width is None else f"{self.name} of width {self.width}"
+
+
+class NormConfig(Section):
+    """Batch-norm statistics used for evaluation.
+
+    `momentum` is the weight of the newest step in the running average (PyTorch calls it momentum; Codreanu's
+    moving-average fraction 0.95 is 0.05 here). With 1.0 there is no moving average: the statistics of the last
+    step's ghost batches alone are averaged over all workers (Akiba 2017, section 2).
+    `variance` "plain" averages the ghosts' variances as that paper does, "pooled" adds the variance of their means.
+    `exact_batches` k above 0 measures the statistics anew before each evaluation and checkpoint, by forward passes
+    over the k ghost batches that come next, instead of taking what training left behind.
+    """
+
+    momentum: Annotated[float, Field(gt=0, le=1)] = 0.1
+    variance: Literal["plain", "pooled"] = "plain"
+    exact_batches: Annotated[int, Field(ge=0)] = 0

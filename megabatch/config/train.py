@@ -1,15 +1,15 @@
-"""Settings of the training loop: how much, how fast, how exactly."""
+"""Settings of the training loop: how much, how exactly, when it is saved, where its numbers go."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from megabatch.config.section import NotNegative, PositiveInt, Section
 from megabatch.schedule.batch import check_whole_ghosts, parse_stages
 
-__all__ = ["TrainConfig"]
+__all__ = ["CheckpointConfig", "LogConfig", "TrainConfig"]
 
 
 class TrainConfig(Section):
@@ -40,3 +40,33 @@ class TrainConfig(Section):
                 f"given {list(given)}"
             )
         return self
+
+
+class CheckpointConfig(Section):
+    """When checkpoints are written and how many are kept."""
+
+    every_epochs: NotNegative = 1.0
+    every_steps: Annotated[int, Field(ge=0)] = 0  # 0: not by steps
+    keep: Annotated[int, Field(ge=2)] = 3
+
+
+Target = Literal["tensorboard", "wandb", "mlflow", "mllog"]
+
+
+class LogConfig(Section):
+    """`to` names the loggers. wandb and mlflow are extras: `pip install megabatch[wandb]`, `megabatch[mlflow]`.
+
+    mllog writes MLPerf-style `:::MLLOG` lines to `mllog.log` in the run folder.
+    """
+
+    to: tuple[Target, ...] = ("tensorboard",)
+    project: str = "megabatch"  # the project (wandb) or experiment (mlflow) runs are filed under
+    wandb_mode: Literal["offline", "online"] = "offline"  # offline: in the run folder, `wandb sync` sends it later
+    mlflow_uri: str = ""  # empty: a file store in the folder `mlruns` of the run folder
+
+    @field_validator("to")
+    @classmethod
+    def _each_once(cls, value: tuple[Target, ...]) -> tuple[Target, ...]:
+        if len(set(value)) != len(value):
+            raise ValueError(f"log.to names a logger twice, given {list(value)}; name each once")
+        return value

@@ -1,18 +1,16 @@
-"""Which parameters are decayed and adapted: chosen by the type of the module that owns them, never by name.
-
-Batch-norm scales and shifts and all biases are left undecayed (Goyal 2017, section 5.3; Codreanu 2017 leaves
-batch-norm undecayed) and out of LARS (MLPerf's reference skips both). Names are no guide: the shortcut's batch-norm is
-called `downsample.1`.
-"""
+"""Parameter groups, and what every optimizer here refuses: settings below zero, sparse gradients."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-__all__ = ["decayed_group", "parameter_groups"]
+from megabatch.errors import ConfigError
+
+__all__ = ["check_not_negative", "decayed_group", "gradients_of", "parameter_groups"]
 
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
 
@@ -49,3 +47,24 @@ def parameter_groups(
 def decayed_group(group: dict[str, Any], weight_decay: float) -> dict[str, Any]:
     """The group with a weight decay of its own: what it names, or the optimizer's times its `decay_factor`."""
     return {"weight_decay": weight_decay * group.get("decay_factor", 1.0), **group}
+
+
+def gradients_of(params: list[Tensor], optimizer: str) -> list[Tensor]:
+    """The gradients of parameters that have some.
+
+    Raises:
+        ConfigError: a sparse gradient.
+    """
+    grads = [p.grad for p in params if p.grad is not None]
+    if any(g.layout is not torch.strided for g in grads):
+        raise ConfigError(
+            f"{optimizer} was given a sparse gradient and needs dense ones; build Embedding(sparse=False)"
+        )
+    return grads
+
+
+def check_not_negative(optimizer: str, **values: float | Tensor) -> None:
+    """Refuse a setting below zero or not finite; a tensor is taken as it is, to read it would wait for the device."""
+    for name, value in values.items():
+        if not isinstance(value, Tensor) and not 0.0 <= value < float("inf"):
+            raise ConfigError(f"{optimizer} {name} {value:g} cannot be used; give a finite number of at least 0")

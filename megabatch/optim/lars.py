@@ -28,8 +28,7 @@ import torch
 from torch import Tensor
 
 from megabatch.errors import ConfigError
-from megabatch.optim.checks import check_not_negative, gradients_of
-from megabatch.optim.groups import decayed_group
+from megabatch.optim.groups import check_not_negative, decayed_group, gradients_of
 from megabatch.optim.one_pass import momentum_in_one_pass, same_layout, trust_on_host
 
 __all__ = ["LARS", "Rule", "trust_ratios"]

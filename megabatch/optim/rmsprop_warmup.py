@@ -4,7 +4,7 @@
     v = mu1 * v + (share + rmsprop / (sqrt(m) + eps)) * g
     w = w - lr * v
 
-`share`, the share of SGD, goes from almost 0 to 1 within the first epochs (`megabatch.schedule.transition`), and
+`share`, the share of SGD, goes from almost 0 to 1 within the first epochs (`sgd_share`), and
 rmsprop = (1 - share) * rmsprop_lr / lr: the RMSprop part moves at `rmsprop_lr` whatever `lr` is. No other warm-up
 is needed. v is the paper's Delta with the sign of torch's momentum buffer; it holds no rate, so a step of `lr` needs no
 momentum correction. Weight decay is added to the gradient first. Once share is 1 this is `torch.optim.SGD`.
@@ -20,11 +20,9 @@ import torch
 from torch import Tensor
 
 from megabatch.errors import ConfigError
-from megabatch.optim.checks import check_not_negative, gradients_of
-from megabatch.optim.groups import decayed_group
-from megabatch.schedule.transition import sgd_share
+from megabatch.optim.groups import check_not_negative, decayed_group, gradients_of
 
-__all__ = ["RMSpropWarmup"]
+__all__ = ["RMSpropWarmup", "sgd_share"]
 
 
 class RMSpropWarmup(torch.optim.Optimizer):
@@ -40,7 +38,7 @@ class RMSpropWarmup(torch.optim.Optimizer):
         rmsprop_lr: the rate of the RMSprop part, eta_RMSprop.
         center_epoch: where both parts have half, beta_center.
         period_epochs: how slowly one gives way to the other, beta_period.
-        literal: the transition as printed, which overshoots to 1.5; see `megabatch.schedule.transition`.
+        literal: the transition as printed, which overshoots to 1.5; see `sgd_share`.
         whole_epochs: let the share change only from epoch to epoch.
 
     Raises:
@@ -156,3 +154,22 @@ def share_of(group: dict[str, Any]) -> float:
     """The share of SGD in a group's next step."""
     epoch = math.floor(group["epoch"]) if group["whole_epochs"] else group["epoch"]
     return sgd_share(epoch, group["center_epoch"], group["period_epochs"], literal=group["literal"])
+
+
+def sgd_share(epoch: float, center_epoch: float = 10.0, period_epochs: float = 5.0, *, literal: bool = False) -> float:
+    """alpha_SGD of the paper at a fractional epoch.
+
+        1/2 * exp(2 * (epoch - center) / period)     before the center
+        1/2 + (epoch - center) / period              until period / 2 after it
+        1                                            from there on
+
+    The paper prints the middle line with slope 2 / period. That line reaches 1 half way, goes on to 1.5, falls back to
+    1, and makes the share of RMSprop negative meanwhile; with slope 1 / period the curve is continuous and smooth at
+    the center, as the paper's text describes it. `literal` gives the printed one.
+    """
+    passed = (epoch - center_epoch) / period_epochs
+    if passed < 0:
+        return 0.5 * math.exp(2.0 * passed)
+    if passed < 0.5:
+        return 0.5 + (2.0 if literal else 1.0) * passed
+    return 1.0

@@ -1,12 +1,15 @@
-"""Exact evaluation of one network or of several: every image counted once, on any number of ranks.
+"""Exact evaluation of networks, and exact batch-norm statistics for it, on any number of ranks.
 
 Rank r takes images n * r / W to n * (r + 1) / W. Nothing is padded or repeated, and the counts of all ranks are added
 up; the sum must be the size of the set.
+
+Statistics come from ghost batches of one place of the training stream. They are sharded over the ranks as in training
+and averaged over all of them: the result is the same on every rank and does not depend on how many there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,10 +17,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from megabatch.data.batches import Feeding, evaluation_batches
+from megabatch.config import Config
+from megabatch.config.data import AugmentConfig
+from megabatch.data.augment import Augmentation
+from megabatch.data.batches import Feeding, assemble_training, evaluation_batches
+from megabatch.data.randomness import stream
 from megabatch.data.sources import Source
+from megabatch.model.norm import exact_statistics
+from megabatch.schedule.batch import shard_range
 
-__all__ = ["Evaluation", "evaluate"]
+__all__ = ["Evaluation", "evaluate", "measure_statistics"]
 
 
 @dataclass(frozen=True)
@@ -85,3 +94,33 @@ def _evaluation(totals: list[float], num_images: int) -> Evaluation:
     hits1, hits5, loss_sum, count = totals
     assert int(count) == num_images, f"evaluated {count} images of {num_images}"
     return Evaluation(hits1 / count, hits5 / count, loss_sum / count, num_images)
+
+
+def measure_statistics(
+    network: nn.Module,
+    config: Config,
+    source: Source,
+    normalise: Callable[[Tensor], Tensor],
+    *,
+    num_ghosts: int,
+    augment: AugmentConfig,
+    seed: int,
+    start_samples: int = 0,
+) -> None:
+    """Give the network the statistics of `num_ghosts` ghost batches from `start_samples` on; every rank must call it.
+
+    Forward passes run in the precision of the caller's autocast.
+    """
+    rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    augmentation, size = Augmentation(**augment.model_dump()), config.train.ghost_batch_size
+    tolerant = config.data.max_broken_share > 0  # the loader counts broken images when their turn comes
+
+    def batches() -> Iterator[Tensor]:
+        for index in shard_range(num_ghosts, world_size, rank):
+            epochs, samples = stream(seed, len(source), start_samples + index * size, size)
+            images, _ = assemble_training(
+                source, augmentation, config.data.image_size, seed, epochs, samples, tolerant=tolerant
+            )
+            yield normalise(torch.from_numpy(images))
+
+    exact_statistics(network, batches(), 1.0 / num_ghosts, config.norm.variance)

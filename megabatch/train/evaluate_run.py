@@ -17,13 +17,11 @@ from megabatch.data.sources import Source
 from megabatch.errors import CheckpointError
 from megabatch.files import write_json
 from megabatch.train.checkpoint import check_fits, decode, newest_whole
-from megabatch.train.components import Normaliser, autocast_of, build_network, open_images, set_threads
+from megabatch.train.components import Normaliser, autocast_of, build_network, feeding_of, open_images, set_threads
 from megabatch.train.ensemble import average_weights, member_paths, read_weights
-from megabatch.train.evaluate import Evaluation, evaluate
-from megabatch.train.feed import feeding_of
+from megabatch.train.evaluate import Evaluation, evaluate, measure_statistics
 from megabatch.train.phases import branch_augment
 from megabatch.train.run_dir import config_of_run
-from megabatch.train.statistics import measure_statistics
 from megabatch.train.world import choose_device, join, read_world
 
 __all__ = ["evaluate_ensemble", "evaluate_run"]

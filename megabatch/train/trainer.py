@@ -27,17 +27,15 @@ from megabatch.optim.build import schedule_optimizer
 from megabatch.schedule.clock import Clock
 from megabatch.schedule.control import BatchControl
 from megabatch.train.branch import TrainingState, branch
-from megabatch.train.components import build_components
+from megabatch.train.components import Feeds, build_components, image_size_at, largest_image_size
 from megabatch.train.describe import derived_lines, describe_environment, describe_gradients
 from megabatch.train.ensemble import weights_bytes, write_member
-from megabatch.train.evaluate import Evaluation, evaluate
-from megabatch.train.feed import Feeds, image_size_at, largest_image_size
+from megabatch.train.evaluate import Evaluation, evaluate, measure_statistics
 from megabatch.train.metrics import Recorder, Stopwatch, gather_ranks, row_of, summary_of, write_page
 from megabatch.train.phases import Phase, begun, control_of, phases_of, planned_samples, start_clock
 from megabatch.train.progress import Progress
 from megabatch.train.run_dir import changes_on_resume, hold
 from megabatch.train.state import RunState, restore, save
-from megabatch.train.statistics import measure_statistics
 from megabatch.train.step import train_step, warm_up_pass
 from megabatch.train.stop import StopRequest
 from megabatch.train.world import World

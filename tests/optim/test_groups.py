@@ -1,12 +1,16 @@
-"""Which parameters are decayed: the undecayed ones of a ResNet-18 by name, and modules whose names mislead."""
+"""Which parameters are spared; settings and gradients that no optimizer takes."""
 
 from __future__ import annotations
 
+import math
+
+import pytest
 import torch
 from torch import nn
 
+from megabatch.errors import ConfigError
 from megabatch.model.registry import build_model
-from megabatch.optim.groups import decayed_group, parameter_groups
+from megabatch.optim.groups import check_not_negative, decayed_group, gradients_of, parameter_groups
 
 RESNET18_UNDECAYED = [
     "bn1.weight",
@@ -131,3 +135,20 @@ def test_a_weight_decay_given_here_reaches_an_optimiser_that_knows_no_marks() ->
     assert decayed_group({"params": [], "decay_factor": 0.5}, 4.0)["weight_decay"] == 2.0
     assert decayed_group({"params": [], "decay_factor": 0.5, "weight_decay": 3.0}, 4.0)["weight_decay"] == 3.0
     assert decayed_group({"params": []}, 4.0)["weight_decay"] == 4.0
+
+
+@pytest.mark.parametrize("value", [-1e-9, math.nan, math.inf, -math.inf])
+def test_a_number_that_cannot_work_is_named(value: float) -> None:
+    with pytest.raises(ConfigError, match=rf"Thing rate {value:g} cannot be used; give a finite number"):
+        check_not_negative("Thing", fine=0.0, rate=value)
+
+
+def test_zero_and_tensors_pass() -> None:
+    check_not_negative("Thing", rate=0.0, other=torch.tensor(-1.0))
+
+
+def test_a_sparse_gradient_is_refused() -> None:
+    table = nn.Embedding(4, 2, sparse=True)
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(ConfigError, match=r"Thing was given a sparse gradient .*sparse=False"):
+        gradients_of(list(table.parameters()), "Thing")

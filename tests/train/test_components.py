@@ -1,3 +1,5 @@
+"""What the settings say about feeding a rank."""
+
 from __future__ import annotations
 
 import sys
@@ -14,7 +16,7 @@ from megabatch.data.formats import open_source
 from megabatch.data.sources import ImageArray
 from megabatch.errors import ConfigError
 from megabatch.recipes import load_config
-from megabatch.train.feed import Feeds, cores_of_worker, feeding_of, image_size_at, largest_image_size
+from megabatch.train.components import Feeds, cores_of_worker, feeding_of, image_size_at, largest_image_size
 from megabatch.train.world import World
 from tests.ranks import run_ranks
 
