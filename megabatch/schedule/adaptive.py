@@ -1,4 +1,4 @@
-"""Batch-size control by measurement: the total batch grows when the gradient's noise scale says it may.
+"""Batch-size control by measurement: the global batch grows when the gradient's noise scale says it may.
 
 McCandlish 2018, section 2.2: a batch far below the noise scale loses nothing by growing, a batch far above it wastes
 images. The batch is multiplied by `growth` when the smoothed noise scale has been at least `threshold` times the
@@ -51,7 +51,7 @@ class AdaptiveBatch:
         return self.changes[-1][1] if self.changes else self.first_global_batch_size
 
     def at(self, number: int) -> int:
-        """The total batch of a step: settled as soon as `number - lead_steps` steps have been observed."""
+        """The global batch of a step: settled as soon as `number - lead_steps` steps have been observed."""
         return next((total for start, total in reversed(self.changes) if start <= number), self.first_global_batch_size)
 
     def wait_for(self, number: int) -> int:

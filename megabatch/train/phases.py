@@ -29,7 +29,7 @@ from megabatch.schedule.noise import keep_noise
 from megabatch.schedule.pieces import Piece, value_at
 
 __all__ = [
-    "Phase",
+    "TrainingPhase",
     "begun",
     "branch_augment",
     "branch_seed",
@@ -41,7 +41,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Phase:
+class TrainingPhase:
     """A stretch of the trunk, or a branch: what is trained, and how. Epochs are those of its own clock."""
 
     number: int  # place in the list of phases
@@ -63,12 +63,12 @@ class Phase:
         return f"collapse-{self.member}" if self.member else "trunk"
 
 
-def phases_of(config: Config) -> tuple[Phase, ...]:
+def phases_of(config: Config) -> tuple[TrainingPhase, ...]:
     """The phases that a recipe describes, in the order in which they are run."""
     train, collapse = config.train, config.collapse
     # A recipe stretched over other epochs may end a rounding error away from its last branch.
     branches_at = [min(epoch, train.epochs) for epoch in (collapse.at_epochs if collapse else ())]
-    trunk = Phase(
+    trunk = TrainingPhase(
         number=0,
         member=0,
         epochs=train.epochs,
@@ -79,7 +79,7 @@ def phases_of(config: Config) -> tuple[Phase, ...]:
         optimizer=config.optimizer,
         global_batch_size=train.global_batch_size,
     )
-    phases: list[Phase] = []
+    phases: list[TrainingPhase] = []
     reset = False
     for epoch in sorted({*branches_at, *train.reset_momentum_at_epochs, train.epochs}):
         phases.append(replace(trunk, number=len(phases), until_epoch=epoch, reset_momentum=reset))
@@ -100,7 +100,7 @@ def phases_of(config: Config) -> tuple[Phase, ...]:
     return tuple(phases)
 
 
-def begun(phase: Phase, config: Config, trunk: Clock, measured_batch_size: int | None = None) -> Phase:
+def begun(phase: TrainingPhase, config: Config, trunk: Clock, measured_batch_size: int | None = None) -> TrainingPhase:
     """The phase as it is trained, once it is known where the trunk stands when a branch leaves it.
 
     What the recipe does not say about a branch is as on the trunk there; its lr then falls to 0 with power 2.
@@ -132,7 +132,7 @@ def begun(phase: Phase, config: Config, trunk: Clock, measured_batch_size: int |
 
 def control_of(
     config: Config,
-    phase: Phase,
+    phase: TrainingPhase,
     clock: Clock,
     rank: int = 0,
     world_size: int = 1,
@@ -154,7 +154,7 @@ def control_of(
     return control
 
 
-def start_clock(config: Config, phase: Phase, num_images: int, steps: int = 0) -> Clock:
+def start_clock(config: Config, phase: TrainingPhase, num_images: int, steps: int = 0) -> Clock:
     """The clock of a phase at its start; `steps` of the run lie behind it."""
     total_samples, needed = round(phase.epochs * num_images), config.train.ghost_batch_size
     if total_samples < needed:

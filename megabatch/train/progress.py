@@ -28,7 +28,7 @@ class _BarWithText(Bar):
 
 
 class Progress:
-    """Speaks only on the main rank; the others call the same methods and stay silent."""
+    """Prints only on the main rank; the others call the same methods and stay silent."""
 
     def __init__(self, is_main: bool, line_every_seconds: float = 5.0) -> None:
         self._console = Console(highlight=False, soft_wrap=True)

@@ -32,7 +32,7 @@ from megabatch.train.describe import derived_lines, describe_environment, descri
 from megabatch.train.ensemble import weights_bytes, write_member
 from megabatch.train.evaluate import Evaluation, evaluate, measure_statistics
 from megabatch.train.metrics import Recorder, Stopwatch, gather_ranks, row_of, summary_of, write_page
-from megabatch.train.phases import Phase, begun, control_of, phases_of, planned_samples, start_clock
+from megabatch.train.phases import TrainingPhase, begun, control_of, phases_of, planned_samples, start_clock
 from megabatch.train.progress import Progress
 from megabatch.train.run_dir import changes_on_resume, hold
 from megabatch.train.state import RunState, restore, save
@@ -116,7 +116,7 @@ class Trainer:
             write_page(self.folder, self.progress.say)
         return summary
 
-    def _train_phase(self, phase: Phase, begin: float) -> Ending:
+    def _train_phase(self, phase: TrainingPhase, begin: float) -> Ending:
         """Make the steps that are left of a phase: step, evaluate, log, checkpoint."""
         config, parts, state = self.config, self.parts, self.state
         control = control_of(config, phase, state.clock, self.world.rank, self.world.size, parts.adaptive)
@@ -187,7 +187,7 @@ class Trainer:
         return environment
 
     @contextmanager
-    def _entered(self, phase: Phase) -> Iterator[Phase]:
+    def _entered(self, phase: TrainingPhase) -> Iterator[TrainingPhase]:
         """Begin a phase, or find back into it after `restore`; after a branch the trunk is as it was before."""
         parts, state = self.parts, self.state
         is_new = state.enter_phase(phase.number)
@@ -212,7 +212,7 @@ class Trainer:
         self.trunk = None
         self._weights_changed()
 
-    def _finish_member(self, phase: Phase) -> None:
+    def _finish_member(self, phase: TrainingPhase) -> None:
         """Write the member that a branch has become."""
         found = self._evaluation or self._evaluate(phase)  # there is none when a run is resumed at this very point
         state = self.state
@@ -231,7 +231,7 @@ class Trainer:
             }
         )
 
-    def _result(self, phase: Phase, ending: Ending) -> tuple[Evaluation | None, bytes]:
+    def _result(self, phase: TrainingPhase, ending: Ending) -> tuple[Evaluation | None, bytes]:
         """The model that the run leaves behind: the last collapsed member, or the network as it is."""
         if ending == Ending.STOPPED:
             return None, b""
@@ -244,7 +244,7 @@ class Trainer:
         evaluation = self._evaluation or self._evaluate(phase)
         return evaluation, weights_bytes(self.parts.network) if self.world.is_main else b""
 
-    def _loader(self, phase: Phase, control: BatchControl) -> GhostLoader:
+    def _loader(self, phase: TrainingPhase, control: BatchControl) -> GhostLoader:
         config, size_at, past_epochs = self.config, image_size_at(self.config), self.state.past_epochs
         return GhostLoader(
             self.parts.train_source,
@@ -260,7 +260,7 @@ class Trainer:
             largest_image_size=largest_image_size(config),
         )
 
-    def _evaluate(self, phase: Phase) -> Evaluation:
+    def _evaluate(self, phase: TrainingPhase) -> Evaluation:
         """Exact accuracy of the weights as they are now; every rank must call it."""
         parts, config = self.parts, self.config
         self._publish(phase)
@@ -278,7 +278,7 @@ class Trainer:
             self.state.note_trunk_top1(self._evaluation.top1)
         return self._evaluation
 
-    def _publish(self, phase: Phase) -> None:
+    def _publish(self, phase: TrainingPhase) -> None:
         """Give the network the batch-norm statistics it is to be evaluated and saved with; every rank must call it."""
         if self._published:
             return
@@ -302,7 +302,7 @@ class Trainer:
         """Forget what was found out about the weights before."""
         self._evaluation, self._published = None, False
 
-    def _save(self, phase: Phase, is_best: bool) -> None:
+    def _save(self, phase: TrainingPhase, is_best: bool) -> None:
         """Write a checkpoint; every rank must call it."""
         self._publish(phase)
         metrics_bytes = self.recorder.num_bytes if self.recorder else 0

@@ -8,12 +8,12 @@ from megabatch.optim.build import scheduled_at
 from megabatch.recipes import load_config
 from megabatch.recipes.scale import over_epochs
 from megabatch.schedule.batch import Step
-from megabatch.train.phases import Phase, begun, control_of, phases_of, start_clock
+from megabatch.train.phases import TrainingPhase, begun, control_of, phases_of, start_clock
 
 IMAGES = 1_281_167
 
 
-def walk(name: str) -> list[tuple[Phase, list[Step]]]:
+def walk(name: str) -> list[tuple[TrainingPhase, list[Step]]]:
     """Every phase of the recipe with all its steps."""
     config = load_config(name)
     trunk, found = start_clock(config, phases_of(config)[0], IMAGES), []
@@ -28,7 +28,7 @@ def walk(name: str) -> list[tuple[Phase, list[Step]]]:
     return found
 
 
-def lr(phase: Phase, step: Step) -> float:
+def lr(phase: TrainingPhase, step: Step) -> float:
     return scheduled_at(phase.optimizer, step.epoch)["lr"]
 
 

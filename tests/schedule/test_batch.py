@@ -1,4 +1,4 @@
-"""Stages of the total batch, the steps they make, and how ghost batches are dealt."""
+"""Stages of the global batch, the steps they make, and how ghost batches are sharded."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def synchronised(num_classes: int, in_channels: int) -> nn.Module:
 class Stumbling(nn.Module):
     """A network whose input is infinite once, in forward pass `BAD_PASS` of training: the run must get over it."""
 
-    BAD_PASS = 13  # one pass of rehearsal, then five ghost batches a step on one worker: in step 3
+    BAD_PASS = 13  # one warm-up pass, then five ghost batches a step on one worker: in step 3
 
     def __init__(self, num_classes: int, in_channels: int) -> None:
         super().__init__()

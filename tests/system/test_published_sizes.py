@@ -62,9 +62,9 @@ def test_ghosts_fall_evenly_to_the_published_workers(name: str) -> None:
     assert images == {"demo": 60_000, "hoffer2017": 50_000}.get(name, IMAGENET)
     ghost, stages = config.train.ghost_batch_size, parse_stages(config.train.global_batch_size)
     for total in stages.global_batch_sizes:
-        dealt = [len(shard_range(total // ghost, workers, rank)) for rank in range(workers)]
-        assert sum(dealt) * ghost == total
-        assert max(dealt) - min(dealt) <= 1
+        shards = [len(shard_range(total // ghost, workers, rank)) for rank in range(workers)]
+        assert sum(shards) * ghost == total
+        assert max(shards) - min(dealt) <= 1
     if name in PER_WORKER:
         assert stages.global_batch_sizes[0] / workers == PER_WORKER[name]
     steps = list(iterate_steps(stages.at, ghost, images, round(config.train.epochs * images)))
