@@ -64,7 +64,7 @@ def test_ghosts_fall_evenly_to_the_published_workers(name: str) -> None:
     for total in stages.global_batch_sizes:
         shards = [len(shard_range(total // ghost, workers, rank)) for rank in range(workers)]
         assert sum(shards) * ghost == total
-        assert max(shards) - min(dealt) <= 1
+        assert max(shards) - min(shards) <= 1
     if name in PER_WORKER:
         assert stages.global_batch_sizes[0] / workers == PER_WORKER[name]
     steps = list(iterate_steps(stages.at, ghost, images, round(config.train.epochs * images)))
