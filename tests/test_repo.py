@@ -81,7 +81,7 @@ TORCH_FREE = (
         "megabatch.report.run",
     ),
     *("megabatch.report.page", "megabatch.report.live", "megabatch.report.draw"),
-    *("megabatch.launch.slurm", "megabatch.launch.kubernetes", "megabatch.launch.ssh"),
+    *("megabatch.launch.script", "megabatch.launch.kubernetes"),
     *("megabatch.comm.phases", "megabatch.comm.shape"),
     *("megabatch.comm.price", "megabatch.comm.calibration"),
     # A mistake in a recipe, a folder or a launcher's variables is told without the seconds that torch takes to load.

@@ -63,7 +63,7 @@ def slurm(
 ) -> None:
     """A batch script: health check, torchrun on every node, checkpoint and requeue on signal or preemption."""
     from megabatch.launch.request import LaunchRequest, check_recipe, hand_over
-    from megabatch.launch.slurm import slurm_script
+    from megabatch.launch.script import slurm_script
 
     overrides = tuple(set_ or ())
     request = LaunchRequest(
@@ -137,7 +137,7 @@ def ssh(
 ) -> None:
     """A script that starts torchrun on every host over ssh and stops all when one fails."""
     from megabatch.launch.request import LaunchRequest, check_recipe, hand_over
-    from megabatch.launch.ssh import ssh_script
+    from megabatch.launch.script import ssh_script
 
     overrides, nodes = tuple(set_ or ()), len(host)
     request = LaunchRequest(

@@ -11,7 +11,7 @@ import pytest
 from megabatch.errors import ConfigError, MegabatchError, WriteError
 from megabatch.launch.kubernetes import container_file, kubernetes_manifest
 from megabatch.launch.request import LaunchRequest, check_recipe, folder_of, hand_over, plain, train_words, word
-from megabatch.launch.slurm import slurm_script
+from megabatch.launch.script import slurm_script
 
 
 def request(**given: Any) -> LaunchRequest:
