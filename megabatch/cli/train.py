@@ -1,4 +1,4 @@
-"""`megabatch train`, `evaluate` and `recipes`."""
+"""`megabatch train`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from megabatch.cli.options import Debug, Json
+from megabatch.cli.options import Debug
 
 __all__ = ["app"]
 
@@ -77,46 +77,3 @@ def train(
     lines = scaling_lines(load_config(recipe, epochs=epochs), config) if scale is not None else []
     request = TrainRequest(config, output, grid, resume, debug, plan_text, Path(recipe).stem, tuple(lines))
     raise typer.Exit(train_here(request, workers, os.environ))
-
-
-@app.command(
-    epilog="Examples: `megabatch evaluate runs/demo-20260101-120000` - `megabatch evaluate runs/mine --ensemble --json`"
-)
-def evaluate(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
-    data: Annotated[Path | None, typer.Option(help="Where the images are, if not where the run had them.")] = None,
-    ensemble: Annotated[
-        bool, typer.Option("--ensemble", help="The members of a collapsed ensemble, alone and together.")
-    ] = False,
-    as_json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Exact top-1 and top-5 of a run's model, every validation image counted once."""
-    from megabatch.train.evaluate_run import evaluate_ensemble, evaluate_run
-
-    result = evaluate_ensemble(run, data) if ensemble else evaluate_run(run, data)
-    if not result.pop("is_main"):
-        return
-    if as_json:
-        print(json.dumps(result))
-    elif ensemble:
-        names = [*(one["file"] for one in result["members"]), "ensemble (mean probability)", "mean of the weights"]
-        for name, one in zip(names, [*result["members"], result["ensemble"], result["weight_average"]], strict=True):
-            print(f"{name:<30}  top-1 {one['top1']:.2%}  top-5 {one['top5']:.2%}  loss {one['loss']:.4f}")
-        print(f"({result['num_images']:,} images)")
-    else:
-        print(
-            f"top-1 {result['top1']:.2%}  top-5 {result['top5']:.2%}  loss {result['loss']:.4f}  "
-            f"({result['num_images']:,} images, {result['weights']})"
-        )
-
-
-@app.command(epilog="Example: `megabatch recipes demo`")
-def recipes(
-    name: Annotated[str | None, typer.Argument(help="Show this one, with its sources and unknowns.")] = None,
-    debug: Debug = False,
-) -> None:
-    """List the recipes, or show one."""
-    from megabatch.recipes.show import print_recipe, print_recipes
-
-    print_recipe(name) if name else print_recipes()

@@ -1,0 +1,47 @@
+"""`megabatch evaluate`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from megabatch.cli.options import Debug, Json
+
+__all__ = ["app"]
+
+app = typer.Typer()
+
+
+@app.command(
+    epilog="Examples: `megabatch evaluate runs/demo-20260101-120000` - `megabatch evaluate runs/mine --ensemble --json`"
+)
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    data: Annotated[Path | None, typer.Option(help="Where the images are, if not where the run had them.")] = None,
+    ensemble: Annotated[
+        bool, typer.Option("--ensemble", help="The members of a collapsed ensemble, alone and together.")
+    ] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Exact top-1 and top-5 of a run's model, every validation image counted once."""
+    from megabatch.train.evaluate_run import evaluate_ensemble, evaluate_run
+
+    result = evaluate_ensemble(run, data) if ensemble else evaluate_run(run, data)
+    if not result.pop("is_main"):
+        return
+    if as_json:
+        print(json.dumps(result))
+    elif ensemble:
+        names = [*(one["file"] for one in result["members"]), "ensemble (mean probability)", "mean of the weights"]
+        for name, one in zip(names, [*result["members"], result["ensemble"], result["weight_average"]], strict=True):
+            print(f"{name:<30}  top-1 {one['top1']:.2%}  top-5 {one['top5']:.2%}  loss {one['loss']:.4f}")
+        print(f"({result['num_images']:,} images)")
+    else:
+        print(
+            f"top-1 {result['top1']:.2%}  top-5 {result['top5']:.2%}  loss {result['loss']:.4f}  "
+            f"({result['num_images']:,} images, {result['weights']})"
+        )
