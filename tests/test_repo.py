@@ -56,7 +56,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {
         "recipes",
         "report.run",
-        "report.draw",
         "report.figure",
         "report.plan_compare",
         "comm.phases",
@@ -80,7 +79,7 @@ TORCH_FREE = (
         "megabatch.cli",
         "megabatch.report.run",
     ),
-    *("megabatch.report.page", "megabatch.report.live", "megabatch.report.draw"),
+    *("megabatch.report.page", "megabatch.report.live", "megabatch.report.figure"),
     *("megabatch.launch.script", "megabatch.launch.kubernetes"),
     *("megabatch.comm.phases", "megabatch.comm.shape"),
     *("megabatch.comm.price", "megabatch.comm.calibration"),

@@ -79,9 +79,10 @@ def plan(
         return
     if compare is not None:
         from megabatch.plan.show import print_comparison
-        from megabatch.report.plan_compare import compare_run
+        from megabatch.report.plan_compare import compare as compare_run
+        from megabatch.report.run import read_run
 
-        comparison = compare_run(compare)
+        comparison = compare_run(read_run(compare))
         print(json.dumps(comparison.as_data())) if as_json else print_comparison(comparison)
         return
     from megabatch.plan.cluster import cluster_names, load_cluster

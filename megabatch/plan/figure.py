@@ -14,8 +14,7 @@ from typing import Literal
 from megabatch.files import write_atomically
 from megabatch.plan.search import FLAT_ALGORITHMS, PlanResult
 from megabatch.plan.show import duration
-from megabatch.report.draw import write_figures
-from megabatch.report.figure import Axis, Figure, Series
+from megabatch.report.figure import Axis, Figure, Series, write_figures
 
 __all__ = ["draw_plan", "front_figure", "parts_figure"]
 

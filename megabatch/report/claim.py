@@ -20,7 +20,6 @@ __all__ = [
     "conditions",
     "differing_settings",
     "headline",
-    "is_reached",
     "repeat_commands",
     "result_rows",
     "settings_of",
@@ -35,12 +34,11 @@ _ABSENT = "-"
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One number of the claim, with its tag, and what the recipe's reference says."""
+    """One measured number of the claim, and what the recipe's reference says."""
 
     label: str
     value: str
     detail: str
-    tag: str = "measured"
     reference: str = ""
     is_reached: bool | None = None
 
@@ -88,7 +86,7 @@ def tiles(run: Run) -> list[Tile]:
         detail += [f"after {count_text(epoch)} epochs"] if (epoch := summary.get("epoch")) else []
         reference = text(setting(run, "reference.accuracy"))
         reached = is_reached(top1, reference) if run.is_finished else None
-        found.append(Tile("Top-1 accuracy", percent_text(top1), ", ".join(detail), "measured", reference, reached))
+        found.append(Tile("Top-1 accuracy", percent_text(top1), ", ".join(detail), reference, reached))
     if (seconds := summary.get("training_seconds")) is not None:
         detail = [f"{steps:,.0f} steps"] if (steps := summary.get("steps")) else []
         detail += (
@@ -96,7 +94,7 @@ def tiles(run: Run) -> list[Tile]:
         )
         time, hardware = (text(setting(run, f"reference.{name}")) for name in ("time", "hardware"))
         reference = f"{time} on {hardware}" if time and hardware else time
-        found.append(Tile("Training time", seconds_text(seconds), ", ".join(detail), "measured", reference))
+        found.append(Tile("Training time", seconds_text(seconds), ", ".join(detail), reference))
     speed = run.metrics.quantiles("images_per_second")
     if speed and speed.middle:
         detail = [f"median of {speed.n:,} steps"]

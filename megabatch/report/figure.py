@@ -1,5 +1,8 @@
 """What a figure is: plain data that the page draws, that matplotlib draws into files, and that a CSV holds.
 
+Files are SVG, PNG and CSV: same input, same bytes. Only `write_figures` needs matplotlib, so that is an extra:
+`pip install megabatch[figures]`.
+
 Every series says whether its numbers were measured, simulated or quoted, how many observations stand behind each, and
 their spread where there is one. Color goes by meaning: an algorithm, a part of the step or a role has one color on
 every page and in every file, light and dark.
@@ -9,9 +12,15 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
+
+from megabatch.errors import ConfigError
+from megabatch.files import write_atomically
+from megabatch.report.units import bytes_text
 
 __all__ = [
     "ALGORITHM_COLORS",
@@ -25,7 +34,7 @@ __all__ = [
     "csv_text",
     "figure_as_data",
     "run_color",
-    "thin",
+    "write_figures",
 ]
 
 Tag = Literal["measured", "simulated", "quoted", "ideal"]
@@ -162,8 +171,143 @@ def _harmless(cell: str) -> str:
     return f"'{cell}" if cell[:1] in ("=", "@", "+", "-", "\t") and not is_number else cell
 
 
-def thin(indices: int, limit: int) -> Sequence[int]:
-    """At most `limit` positions spread evenly over `indices`, first and last among them."""
-    if indices <= limit:
-        return range(indices)
-    return sorted({round(step * (indices - 1) / (limit - 1)) for step in range(limit)})
+_STYLE: Any = {
+    "svg.hashsalt": "megabatch",  # ids in the SVG depend on the drawing alone
+    "svg.fonttype": "none",
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e3e8ec",
+    "axes.axisbelow": True,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "legend.frameon": False,
+    "text.parse_math": False,  # a dollar sign in a run's name is a dollar sign
+    "path.simplify": False,
+}
+
+
+def write_figures(figures: Iterable[Figure], folder: Path) -> list[Path]:
+    """Write KEY.svg, KEY.png and KEY.csv of every figure; returns the files."""
+    try:
+        import matplotlib as mpl
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+        from matplotlib.figure import Figure as Drawing
+    except ImportError:
+        raise ConfigError(
+            "--figures draws with matplotlib, which is not installed; pip install megabatch[figures]"
+        ) from None
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--figures '{folder}' cannot be made: {error.strerror}; give another folder") from None
+    written = []
+    for figure in figures:
+        contents = {"csv": csv_text(figure).encode()}
+        with mpl.rc_context(_STYLE):
+            drawing = Drawing(figsize=(7.2, 4.4), layout="constrained")
+            _draw(drawing.add_subplot(), figure)
+            for suffix, canvas in (("svg", FigureCanvasSVG), ("png", FigureCanvasAgg)):
+                out = io.BytesIO()
+                metadata = {"Date": None, "Creator": None} if suffix == "svg" else {"Software": None}
+                canvas(drawing).print_figure(out, format=suffix, dpi=160, metadata=metadata)
+                contents[suffix] = out.getvalue()
+        for suffix, content in contents.items():
+            written.append(folder / f"{figure.key}.{suffix}")
+            write_atomically(written[-1], content)
+    return written
+
+
+def _draw(axes: Any, figure: Figure) -> None:
+    floor: dict[str, float] = {}
+    for one in figure.series:
+        _draw_series(axes, one, figure, floor)
+    for place, word in figure.marks:
+        axes.axvline(place, color="#808890", linewidth=0.8, linestyle=":")
+        axes.annotate(word, (place, 1), xycoords=("data", "axes fraction"), fontsize=8, va="top", color="#55606b")
+    axes.set_title(figure.title, wrap=True)
+    first, second = ("y", "x") if figure.horizontal else ("x", "y")
+    _dress(axes, first, figure.x, [x for one in figure.series for x in one.x])
+    _dress(axes, second, figure.y, [y for one in figure.series for y in one.y])
+    if len(figure.series) > 1:
+        if any(one.mark == "bars" for one in figure.series):  # bars leave no room among them
+            axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0)
+        else:
+            axes.legend(fontsize=8, ncols=2 if len(figure.series) > 6 else 1, loc="best")
+
+
+def _draw_series(axes: Any, one: Series, figure: Figure, floor: dict[str, float]) -> None:
+    color = COLORS.get(one.color, COLORS["other"])[0]
+    label = one.name if one.tag in ("measured", "ideal") else f"{one.name} ({one.tag})"
+    if one.mark == "bars":
+        names = [str(x) for x in one.x]
+        bottoms = [floor.get(name, 0.0) if one.group else 0.0 for name in names]
+        if figure.horizontal:
+            axes.barh(names, one.y, left=bottoms, color=color, label=label, height=0.5)
+        else:
+            axes.bar(names, one.y, bottom=bottoms, color=color, label=label, width=0.6)
+        floor.update({name: low + y for name, low, y in zip(names, bottoms, one.y, strict=True)})
+        return
+    style = {"color": color, "label": label}
+    if one.mark == "points":
+        axes.plot(one.x, one.y, "o", markersize=5, **style)
+    else:
+        drawstyle = "steps-post" if one.mark == "steps" else "default"
+        marker = "o" if len(one.x) <= 40 and one.tag == "measured" else None
+        line = "--" if one.dashed else "-"
+        xs, ys = _with_gaps(one)
+        axes.plot(xs, ys, line, drawstyle=drawstyle, marker=marker, markersize=3.5, linewidth=1.6, **style)
+    if one.low:
+        below = [max(0.0, y - low) for y, low in zip(one.y, one.low, strict=True)]
+        above = [max(0.0, high - y) for y, high in zip(one.y, one.high, strict=True)]
+        axes.errorbar(one.x, one.y, yerr=[below, above], fmt="none", ecolor=color, elinewidth=1, capsize=3)
+
+
+def _with_gaps(one: Series) -> tuple[list[float | str], list[float]]:
+    """The values with a gap wherever x goes back: there a branch of the run ends and its trunk goes on."""
+    xs: list[float | str] = []
+    ys: list[float] = []
+    for x, y in zip(one.x, one.y, strict=True):
+        if xs and not isinstance(x, str) and not isinstance(xs[-1], str) and x < xs[-1]:
+            xs.append(x)
+            ys.append(math.nan)
+        xs.append(x)
+        ys.append(y)
+    return xs, ys
+
+
+def _dress(axes: Any, which: str, axis: Axis, values: Sequence[float | str]) -> None:
+    """Title with unit, scale, ticks."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
+
+    getattr(axes, f"set_{which}label")(axis.title)
+    ticks = getattr(axes, f"{which}axis")
+    if axis.kind in ("log", "log2"):
+        getattr(axes, f"set_{which}scale")("log", base=2 if axis.kind == "log2" else 10)
+        positive = [v for v in values if not isinstance(v, str) and v > 0]
+        if axis.kind == "log":
+            ticks.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+            # 2 and 5 between the powers of ten; the rest would crowd.
+            ticks.set_minor_formatter(FuncFormatter(lambda v, _: f"{v:g}" if f"{v:e}"[0] in "25" else ""))
+        if axis.kind == "log2" and positive:
+            ticks.set_ticks(_powers_of_two(min(positive), max(positive)))
+            as_bytes = "bytes" in axis.title
+            ticks.set_major_formatter(FuncFormatter(lambda v, _: bytes_text(v) if as_bytes else f"{v:,.0f}"))
+            ticks.set_minor_formatter(NullFormatter())
+    if axis.kind == "category" and which == "x" and len(set(values)) > 8:
+        axes.tick_params(axis="x", rotation=90, labelsize=7)
+    if axis.percent:
+        ticks.set_major_formatter(PercentFormatter(xmax=1))
+    if axis.from_zero and axis.kind == "linear" and all(v >= 0 for v in values if not isinstance(v, str)):
+        getattr(axes, f"set_{which}lim")(**{"bottom" if which == "y" else "left": 0})
+
+
+def _powers_of_two(low: float, high: float) -> list[float]:
+    first, last = math.floor(math.log2(low)), math.ceil(math.log2(high))
+    every = max(1, math.ceil((last - first) / 7))
+    return [2.0**power for power in range(first, last + 1, every)]

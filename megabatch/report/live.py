@@ -38,22 +38,13 @@ def serve_report(folders: Sequence[Path], network: Path | None, port: int, say: 
     server = LiveServer(folders, network, port)
     say(f"live page      {server.url}   (Ctrl-C stops it)")
     try:
-        server.serve()
+        server.serve_forever()
     except KeyboardInterrupt:
         say("stopped")
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that leaves in the middle of the page is not worth a traceback; anything else is."""
-        if not isinstance(sys.exception(), ConnectionError):
-            super().handle_error(request, client_address)
-
-
-class LiveServer:
-    """Serves the page of some run folders until `close`; `serve` blocks."""
+class LiveServer(ThreadingHTTPServer):
+    """Serves the page of some run folders; `serve_forever` blocks until `shutdown` is called from another thread."""
 
     def __init__(self, folders: Sequence[Path], network: Path | None = None, port: int = 0) -> None:
         self._folders = list(folders)
@@ -64,27 +55,20 @@ class LiveServer:
         self._page: Page | None = None
         self.current()  # a folder that is no run is told before anything is served
         try:
-            self._server = _Server(("127.0.0.1", port), _handler(self))
+            super().__init__(("127.0.0.1", port), _Handler)
         except OSError as error:
             raise ConfigError(
                 f"port {port} on 127.0.0.1 cannot be used ({error.strerror}); give another --port"
             ) from None
 
     @property
-    def port(self) -> int:
-        return int(self._server.server_address[1])
-
-    @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/"
+        return f"http://127.0.0.1:{self.server_port}/"
 
-    def serve(self) -> None:
-        """Answer until `close` is called from another thread, or until Ctrl-C."""
-        self._server.serve_forever(poll_interval=0.2)
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that leaves in the middle of the page is not worth a traceback; anything else is."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     def current(self) -> tuple[Page, list[Run]]:
         """The newest page; read anew only when a file changed."""
@@ -118,37 +102,35 @@ def _stamp(path: Path) -> tuple[int, int]:
     return (found.st_mtime_ns, found.st_size)
 
 
-def _handler(live: LiveServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        timeout = 30
-        server_version = "megabatch"
-        sys_version = ""
+class _Handler(BaseHTTPRequestHandler):
+    server: LiveServer
+    timeout = 30
+    server_version = "megabatch"
+    sys_version = ""
 
-        def do_GET(self) -> None:
-            self._answer(with_body=True)
+    def do_GET(self) -> None:
+        self._answer(with_body=True)
 
-        def do_HEAD(self) -> None:
-            self._answer(with_body=False)
+    def do_HEAD(self) -> None:
+        self._answer(with_body=False)
 
-        def _answer(self, with_body: bool) -> None:
-            host = self.headers.get("Host", "")
-            if host not in (f"127.0.0.1:{live.port}", f"localhost:{live.port}"):
-                self._send(403, "text/plain; charset=utf-8", b"ask for http://127.0.0.1\n", with_body)
-                return
-            try:
-                self._send(*live.answer(self.path), with_body)
-            except MegabatchError as error:
-                self._send(503, "text/plain; charset=utf-8", f"{error}\n".encode(), with_body)
+    def _answer(self, with_body: bool) -> None:
+        host = self.headers.get("Host", "")
+        if host not in (f"127.0.0.1:{self.server.server_port}", f"localhost:{self.server.server_port}"):
+            self._send(403, "text/plain; charset=utf-8", b"ask for http://127.0.0.1\n", with_body)
+            return
+        try:
+            self._send(*self.server.answer(self.path), with_body)
+        except MegabatchError as error:
+            self._send(503, "text/plain; charset=utf-8", f"{error}\n".encode(), with_body)
 
-        def _send(self, status: int, kind: str, body: bytes, with_body: bool) -> None:
-            self.send_response(status)
-            for name, value in {**_HEADERS, "Content-Type": kind, "Content-Length": str(len(body))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            if with_body:
-                self.wfile.write(body)
+    def _send(self, status: int, kind: str, body: bytes, with_body: bool) -> None:
+        self.send_response(status)
+        for name, value in {**_HEADERS, "Content-Type": kind, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body)
 
-        def log_message(self, *_: object) -> None:
-            """Requests are not worth a line each."""
-
-    return Handler
+    def log_message(self, *_: object) -> None:
+        """Requests are not worth a line each."""

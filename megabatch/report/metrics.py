@@ -33,17 +33,15 @@ MAX_MARKS = 100
 LEFT_OUT_STEPS = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(NamedTuple):
     """One value of a column, and where it stands."""
 
     row: int
-    step: float
     epoch: float
     value: float
 
 
-_Held = tuple[int, float, float, float]  # a Point not made yet: most rows never become one
+_Held = tuple[int, float, float]  # a Point not made yet: most rows never become one
 
 
 class Quantiles(NamedTuple):
@@ -69,15 +67,15 @@ class Column:
     _high: _Held | None = None
     _last: _Held | None = None
 
-    def add(self, row: int, step: float, epoch: float, value: float, bucket: int) -> None:
-        here = (row, step, epoch, value)
+    def add(self, row: int, epoch: float, value: float, bucket: int) -> None:
+        here = (row, epoch, value)
         if bucket != self._bucket or self._low is None or self._high is None:
             self.flush()
             self._bucket = bucket
             self._first = self._low = self._high = here
-        elif value < self._low[3]:
+        elif value < self._low[2]:
             self._low = here
-        elif value > self._high[3]:
+        elif value > self._high[2]:
             self._high = here
         self._last = here
         if row >= LEFT_OUT_STEPS and self.num_values % self._stride == 0:
@@ -89,7 +87,7 @@ class Column:
 
     def flush(self) -> None:
         kept = {held for held in (self._first, self._low, self._high, self._last) if held is not None}
-        self.points += [Point(*held) for held in sorted(kept)]
+        self.points += map(Point._make, sorted(kept))
         self._first = self._low = self._high = self._last = None
 
     def quantiles(self) -> Quantiles | None:
@@ -155,21 +153,20 @@ def _collect(lines: Iterator[bytes | None], num_lines: int) -> Metrics:
     is_thinned = num_lines > 4 * NUM_BUCKETS
     rows_per_bucket = -(-num_lines // NUM_BUCKETS) if is_thinned else 1
     for row in _parsed(lines):
-        step, epoch = (number(row.get(name)) for name in ("step", "epoch")) if row else (None, None)
-        if row is None or step is None:
+        if row is None:
             num_damaged += 1
             continue
-        place = step if epoch is None else epoch
+        epoch = number(row.get("epoch"))
+        place = float(row["step"]) if epoch is None else epoch
         bucket = num_rows // rows_per_bucket
         for name in COLUMNS:
             value = row.get(name)
             if type(value) is not float or value - value != 0.0:  # the common case first: a finite float
                 value = number(value)
             if value is not None:
-                column = columns.get(name)
-                if column is None:
-                    column = columns[name] = Column()
-                column.add(num_rows, step, place, value, bucket)
+                if name not in columns:
+                    columns[name] = Column()
+                columns[name].add(num_rows, place, value, bucket)
         if row.get("phase") != last_phase and len(stages) < MAX_MARKS:
             last_phase = row.get("phase")
             if stage := text(last_phase, 40):

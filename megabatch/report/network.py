@@ -1,31 +1,44 @@
-"""A measured network: read from a calibration file or from what `bench allreduce --json` printed, and drawn.
+"""The network of a run: its measured times, and what moves on the grid of workers, phase by phase, for any algorithm.
 
-The one place where `report` reads files of `comm`: both formats are defined there.
+The times come from a calibration file or from what `bench allreduce --json` printed. This is the one place where
+`report` reads files of `comm`: both formats are defined there.
+
+For the page's animation the phases of `megabatch.comm.phases` on the run's grid become moves between the workers that
+are drawn. At most `MAX_SIDE` workers are drawn along an axis; steps, bytes and seconds are always those of the real
+grid. Worked example, torus on 2x2, workers numbered row by row:
+
+    phase                moves of a step       a worker then holds
+    row reduce-scatter   0>1 1>0 2>3 3>2       half of the message, summed over its row
+    column all-reduce    0>2 2>0 1>3 3>1       that half, summed over all four
+    row all-gather       0>1 1>0 2>3 3>2       the whole message, summed over all four
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from megabatch.comm.calibration import Calibration, calibration_from_text
-from megabatch.comm.phases import ALGORITHMS, phases
+from megabatch.comm.phases import ALGORITHMS, WORLD, Phase, phases
 from megabatch.comm.price import all_reduce_seconds, phase_seconds
+from megabatch.comm.shape import GridShape
 from megabatch.errors import ConfigError, DataError
 from megabatch.report.figure import ALGORITHM_COLORS, Axis, Figure, Missing, Series, algorithm_color
 from megabatch.report.run import Run
 from megabatch.report.units import bytes_text
 from megabatch.report.untrusted import UnreadableError, items, number, read_table, table, text, whole
 
-__all__ = ["NetworkTimes", "all_reduce", "network_times", "read_network"]
+__all__ = ["NetworkTimes", "all_reduce", "moves", "network_times", "read_network", "torus_as_data"]
 
 TITLE = "All-reduce time by message size"
 _NEEDED = "give a file of `megabatch bench allreduce --output`"
 _LINE_POINTS = 25
+MAX_SIDE = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,3 +197,63 @@ def _finding(measured: dict[str, list[_Cell]]) -> str:
         ratio = by_name["backend"] / by_name[fastest]
         return f"At {bytes_text(max(shared))} {fastest} is fastest, {ratio:.2f} times the backend's own"
     return f"At {bytes_text(max(shared))} {fastest} is fastest"
+
+
+def torus_as_data(run: Run, times: NetworkTimes) -> dict[str, Any] | None:
+    """The animation of every algorithm on the run's grid, or None when the run folder does not tell."""
+    sizes = [whole(size, 1, 10**6) for size in items(run.environment.get("grid"), 6)]
+    real = [size for size in sizes if size is not None]
+    if not real or len(real) != len(sizes) or math.prod(real) < 2:
+        return None
+    grid = GridShape(tuple(real))
+    sides = [min(size, MAX_SIDE) for size in _flat(real)]
+    return {
+        "rows": sides[0],
+        "columns": sides[1],
+        "real_grid": grid.text,
+        "is_part": sides != _flat(real),
+        "message_bytes": times.message_bytes or _gradient_bytes(run),
+        "chosen": run.algorithm,
+        "algorithms": [_algorithm(name, grid, sides, times) for name in ALGORITHMS],
+    }
+
+
+def _flat(sizes: Sequence[int]) -> list[int]:
+    """Two sides of a drawing: the last axis runs along the rows, all slower axes are folded downwards."""
+    return [math.prod(sizes[:-1]), sizes[-1]]
+
+
+def _algorithm(name: str, grid: GridShape, sides: Sequence[int], times: NetworkTimes) -> dict[str, Any]:
+    phase_list = phases(name, grid)
+    seconds = [number(value) for value in times.phase_seconds.get(name, [])]
+    return {
+        "name": name,
+        "phases": [
+            {
+                "name": phase.name(grid.names),
+                "operation": phase.operation,
+                "axis": _drawn_axis(phase, grid),
+                "lane": phase.lane,
+                "num_steps": phase.num_steps,
+                "sent_share": float(phase.sent_share()),
+                "share": float(phase.share),
+                "seconds": seconds[index] if len(seconds) == len(phase_list) else None,
+                "steps": [[list(move) for move in step] for step in moves(phase, grid, sides)],
+            }
+            for index, phase in enumerate(phase_list)
+        ],
+    }
+
+
+def moves(phase: Phase, grid: GridShape, sides: Sequence[int]) -> list[tuple[tuple[int, int], ...]]:
+    """Who sends to whom, step by step, when a phase of `grid` is drawn on `sides[0]` rows and `sides[1]` columns."""
+    axis = _drawn_axis(phase, grid)
+    size = math.prod(sides) if axis == WORLD else sides[axis]
+    drawn = replace(phase, axis=axis, size=size)
+    return [one.pairs for one in drawn.transfers(GridShape(tuple(sides))) for _ in range(one.count)]
+
+
+def _drawn_axis(phase: Phase, grid: GridShape) -> int:
+    if phase.axis == WORLD:
+        return WORLD
+    return 1 if phase.axis == len(grid.sizes) - 1 else 0

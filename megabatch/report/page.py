@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from html import escape
 from importlib import resources, util
 from pathlib import Path
 from typing import Any
@@ -20,26 +21,15 @@ from rich.progress import track
 
 from megabatch.errors import ConfigError
 from megabatch.files import write_atomically
-from megabatch.report import curves, sections, speed
+from megabatch.report import curves, sections
 from megabatch.report.claim import headline, state
-from megabatch.report.draw import write_figures
-from megabatch.report.figure import COLORS, Figure, Missing, figure_as_data
-from megabatch.report.network import NetworkTimes, all_reduce, network_times
+from megabatch.report.figure import COLORS, Figure, Missing, figure_as_data, write_figures
+from megabatch.report.network import NetworkTimes, all_reduce, network_times, torus_as_data
 from megabatch.report.plan_compare import predicted
 from megabatch.report.run import Run, read_runs
-from megabatch.report.sections import chip, escape
-from megabatch.report.torus import torus_as_data
+from megabatch.report.sections import chip
 
-__all__ = [
-    "Page",
-    "all_figures",
-    "build_page",
-    "html_of",
-    "json_for_script",
-    "script_hash",
-    "write_report",
-    "write_report_files",
-]
+__all__ = ["Page", "all_figures", "build_page", "html_of", "write_report", "write_report_files"]
 
 _THEME = 'document.documentElement.dataset.theme=matchMedia("(prefers-color-scheme: dark)").matches?"dark":"light";'
 
@@ -75,9 +65,9 @@ def all_figures(runs: Sequence[Run], times: NetworkTimes | None = None) -> list[
     """Every figure in its order, or why it is not there."""
     before = (
         *(curves.accuracy, curves.loss, curves.lr, curves.global_batch_size, curves.momentum),
-        *(curves.images_per_second, speed.step_split, speed.ranks),
+        *(curves.images_per_second, curves.step_split, curves.ranks),
     )
-    after = (speed.efficiency, predicted, curves.noise_scale, curves.ensemble)
+    after = (curves.efficiency, predicted, curves.noise_scale, curves.ensemble)
     network = all_reduce(times or network_times(runs))
     return [*(make(runs) for make in before), network, *(make(runs) for make in after)]
 

@@ -12,17 +12,16 @@ import math
 import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from megabatch.errors import DataError
 from megabatch.report.figure import Axis, Figure, Missing, Series
 from megabatch.report.metrics import LEFT_OUT_STEPS, Column, iterate_rows
-from megabatch.report.run import Run, read_run, setting
+from megabatch.report.run import Run, setting
 from megabatch.report.units import count_text, percent_text, seconds_text
 from megabatch.report.untrusted import UnreadableError, items, number, table, text
 
-__all__ = ["LEFT_OUT_STEPS", "PartComparison", "PlanComparison", "compare", "compare_run", "predicted"]
+__all__ = ["LEFT_OUT_STEPS", "PartComparison", "PlanComparison", "compare", "predicted"]
 
 _PER_STEP = (
     ("step", "step_seconds", "step_seconds"),
@@ -88,18 +87,7 @@ class PlanComparison:
 
     def as_data(self) -> dict[str, Any]:
         """For `--json`."""
-        parts = [{**asdict(part), "inside": part.inside} for part in self.parts]
-        return {
-            "parts": parts,
-            "differences": list(self.differences),
-            "remark": self.remark,
-            "global_batch_size": self.global_batch_size,
-        }
-
-
-def compare_run(folder: Path) -> PlanComparison:
-    """Read a run folder and compare it with its plan; raises DataError when it cannot be compared."""
-    return compare(read_run(folder))
+        return asdict(self) | {"parts": [asdict(part) | {"inside": part.inside} for part in self.parts]}
 
 
 def compare(run: Run) -> PlanComparison:
@@ -173,7 +161,7 @@ def _steady(run: Run, planned: tuple[float, float] | None) -> tuple[float, dict[
             for _, _, name in _PER_STEP:
                 value = number(row.get(name))
                 if value is not None:
-                    columns.setdefault(name, Column()).add(index, index, index, value, 0)
+                    columns.setdefault(name, Column()).add(index, index, value, 0)
     except (UnreadableError, OSError):
         return 0.0, {}  # `run.problems` says it
     near = [batch for batch in counts if planned and abs(batch - planned[0]) <= planned[1]]

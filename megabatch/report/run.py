@@ -86,11 +86,11 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         DataError: no such file, or a damaged line in its midst.
     """
-    number = 0
+    line_number = 0
     try:
         with open(path, "rb") as file:
             for line in file:
-                number += 1
+                line_number += 1
                 if not line.endswith(b"\n"):
                     return
                 row = json.loads(line)
@@ -102,7 +102,7 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     except OSError as error:
         raise DataError(f"'{path}' cannot be read: {error.strerror}; give the folder of a run") from None
     except (ValueError, RecursionError):
-        raise DataError(f"'{path}' is damaged in line {number}; fix or remove that line") from None
+        raise DataError(f"'{path}' is damaged in line {line_number}; fix or remove that line") from None
 
 
 @dataclass(frozen=True)

@@ -1,27 +1,22 @@
 """The four sections of the page as HTML.
 
-Every text goes through `html.escape` here; nothing else in the report writes a tag around text of a run.
+Every text goes through `escape` here; nothing else in the report writes a tag around text of a run.
 """
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
+from html import escape
 from typing import Any
 
 from megabatch.report import claim
 from megabatch.report.claim import Tile, conditions, settings_of
-from megabatch.report.figure import Figure, Missing, csv_rows, thin
+from megabatch.report.figure import Figure, Missing, csv_rows
 from megabatch.report.run import Run
 
-__all__ = ["chip", "claim_section", "conditions_section", "escape", "figures_section", "html_table", "repeat_section"]
+__all__ = ["chip", "claim_section", "conditions_section", "figures_section", "html_table", "repeat_section", "thin"]
 
 MAX_TABLE_ROWS = 40
-
-
-def escape(value: str) -> str:
-    """Text for element content or a quoted attribute."""
-    return html.escape(value, quote=True)
 
 
 def chip(value: str, kind: str = "") -> str:
@@ -83,7 +78,7 @@ def _tile(tile: Tile) -> str:
         else ""
     )
     return (
-        f'<div class="tile"><div class="label"><span>{escape(tile.label)}</span>{chip(tile.tag)}</div>'
+        f'<div class="tile"><div class="label"><span>{escape(tile.label)}</span>{chip("measured")}</div>'
         f'<div class="value">{escape(tile.value)}</div><div class="sub">{escape(tile.detail)}</div>{reference}</div>'
     )
 
@@ -126,18 +121,15 @@ def figures_section(figures: Sequence[Figure], missing: Sequence[Missing], torus
         cards.append(_torus_card(torus))
     out = ['<h2 id="figures-title">Figures</h2>', f'<div class="figures">{"".join(cards)}</div>']
     if missing:
+        count = "1 figure is" if len(missing) == 1 else f"{len(missing)} figures are"
         rows = "".join(
             f'<li><b>{escape(one.title)}</b> <span class="soft">- {escape(one.why)}</span></li>' for one in missing
         )
         out.append(
-            f'<details id="missing"><summary>{_count(len(missing))} not here, and why</summary>'
+            f'<details id="missing"><summary>{count} not here, and why</summary>'
             f'<ul class="missing">{rows}</ul></details>'
         )
     return "\n".join(out)
-
-
-def _count(number: int) -> str:
-    return "1 figure is" if number == 1 else f"{number} figures are"
 
 
 def _wide(figures: Sequence[Figure]) -> set[str]:
@@ -170,6 +162,13 @@ def _card(figure: Figure, is_wide: bool) -> str:
         f'<div class="controls"><button type="button" data-csv="{key}">Save all {len(rows) - 1:,} as CSV</button></div>'
         f"{html_table(part, rows[0], shown)}</details></figure>"
     )
+
+
+def thin(indices: int, limit: int) -> Sequence[int]:
+    """At most `limit` positions spread evenly over `indices`, first and last among them."""
+    if indices <= limit:
+        return range(indices)
+    return sorted({round(step * (indices - 1) / (limit - 1)) for step in range(limit)})
 
 
 def _torus_card(torus: dict[str, Any]) -> str:

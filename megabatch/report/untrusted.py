@@ -63,17 +63,17 @@ def text(value: Any, limit: int = MAX_TEXT) -> str:
         return ""
     if isinstance(value, float | int) and not isinstance(value, bool) and number(value) is None:
         return "not a number"
-    raw = str(value)[: 2 * limit] if isinstance(value, str) else str(value)[: 2 * limit] if _is_small(value) else ""
+    raw = str(value)[: 2 * limit] if _is_small(value) else ""
     # Category C: controls, format characters (bidirectional overrides among them), surrogates, unassigned.
     visible = "".join(" " if c.isspace() else "" if unicodedata.category(c)[0] == "C" else c for c in raw)
     return visible if len(visible) <= limit else visible[: limit - 3] + "..."
 
 
 def _is_small(value: Any) -> bool:
-    """Whether `str(value)` is surely cheap: a scalar, not a structure of unknown size."""
+    """Whether `str(value)` is surely cheap: a text or a number, not a structure of unknown size."""
     if isinstance(value, int):
         return value.bit_length() < 1024
-    return isinstance(value, float | bool)
+    return isinstance(value, str | float)
 
 
 def table(value: Any) -> dict[str, Any]:

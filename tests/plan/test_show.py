@@ -26,7 +26,8 @@ from megabatch.plan.show import (
     print_validation,
 )
 from megabatch.plan.validate import validate_rows
-from megabatch.report.plan_compare import compare_run
+from megabatch.report.plan_compare import compare
+from megabatch.report.run import read_run
 from tests.plan.laboratory import laboratory, workload
 from tests.plan.test_fit import row
 from tests.plan.test_validate import written
@@ -158,7 +159,7 @@ def run_folder(folder: Path, factor: float, workers: int = 64, steps_factor: flo
 
 def printed(folder: Path) -> str:
     out = Console(width=100, file=io.StringIO())
-    print_comparison(compare_run(folder), out)
+    print_comparison(compare(read_run(folder)), out)
     return out.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
 

@@ -32,10 +32,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def server(folder: Path) -> Iterator[LiveServer]:
     live = LiveServer([folder])
-    thread = threading.Thread(target=live.serve)
+    thread = threading.Thread(target=live.serve_forever)
     thread.start()
     yield live
-    live.close()
+    live.shutdown()
+    live.server_close()
     thread.join(10)
     assert not thread.is_alive()
 
@@ -43,8 +44,8 @@ def server(folder: Path) -> Iterator[LiveServer]:
 def ask(
     server: LiveServer, path: str, method: str = "GET", host: str | None = None
 ) -> tuple[int, bytes, dict[str, str]]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
-    connection.request(method, path, headers={"Host": host or f"127.0.0.1:{server.port}"})
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+    connection.request(method, path, headers={"Host": host or f"127.0.0.1:{server.server_port}"})
     answer = connection.getresponse()
     result = answer.status, answer.read(), dict(answer.getheaders())
     connection.close()
@@ -106,7 +107,7 @@ def test_mistakes_are_told_before_serving(server: LiveServer, folder: Path) -> N
     with pytest.raises(DataError):
         LiveServer([folder / "none"])
     with pytest.raises(ConfigError, match="give another --port"):
-        LiveServer([folder], port=server.port)
+        LiveServer([folder], port=server.server_port)
 
 
 def test_a_browser_that_leaves_in_the_middle_of_the_page_is_no_error(
@@ -114,10 +115,10 @@ def test_a_browser_that_leaves_in_the_middle_of_the_page_is_no_error(
 ) -> None:
     monkeypatch.setattr(page, "_plotly", lambda: f"/*{'x' * 8_000_000}*/")
     for _ in range(3):
-        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+        with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as client:
             # Closing with a reset while the page, larger than any buffer, is on its way.
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            client.sendall(f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n\r\n".encode())
+            client.sendall(f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n\r\n".encode())
             assert client.recv(100)
     assert ask(server, "/")[0] == 200
     time.sleep(0.5)

@@ -28,7 +28,7 @@ def test_a_short_file_keeps_every_row(tmp_path: Path) -> None:
     metrics, problem = read_metrics_file(write(tmp_path / "m", 4 * NUM_BUCKETS))
     assert problem == ""
     assert not metrics.is_thinned
-    assert [p.step for p in metrics.points("loss")] == list(range(1, 4 * NUM_BUCKETS + 1))
+    assert [p.row + 1 for p in metrics.points("loss")] == list(range(1, 4 * NUM_BUCKETS + 1))
     assert metrics.points("nothing") == []
 
 
@@ -40,7 +40,7 @@ def test_a_long_file_keeps_first_last_and_every_spike(tmp_path: Path) -> None:
     assert metrics.num_rows == 12_345
     assert len(points) <= 4 * NUM_BUCKETS
     assert points == sorted(points, key=lambda p: p.row)
-    kept = {int(p.step): p.value for p in points}
+    kept = {p.row + 1: p.value for p in points}
     assert {step: kept.get(step) for step in spikes} == spikes
     assert metrics.columns["loss"].num_values == 12_345
 
@@ -59,7 +59,7 @@ def test_quantiles_leave_out_the_first_steps_and_agree_with_sorting(tmp_path: Pa
 def test_the_sample_for_quantiles_is_bounded_and_stays_even() -> None:
     column = Column()
     for index in range(3 * MAX_SAMPLE):
-        column.add(index, index, index, float(index), 0)
+        column.add(index, index, float(index), 0)
     assert len(column.sample) <= MAX_SAMPLE
     spread = column.quantiles()
     assert spread is not None

@@ -10,7 +10,7 @@ import pytest
 
 from megabatch.errors import DataError
 from megabatch.report.figure import Figure, Missing
-from megabatch.report.plan_compare import PartComparison, compare_run, predicted
+from megabatch.report.plan_compare import PartComparison, compare, predicted
 from megabatch.report.run import Run, read_run, read_runs
 from tests.report.folders import make_run, row
 
@@ -45,11 +45,11 @@ def planned_run(folder: Path, plan: object = PLAN, **how: Any) -> Path:
 
 
 def parts_of(folder: Path) -> dict[str, PartComparison]:
-    return {one.part: one for one in compare_run(folder).parts}
+    return {one.part: one for one in compare(read_run(folder)).parts}
 
 
 def test_steps_of_the_priced_batch_are_compared_without_the_first(tmp_path: Path) -> None:
-    found = compare_run(planned_run(tmp_path / "a"))
+    found = compare(read_run(planned_run(tmp_path / "a")))
     parts = {one.part: one for one in found.parts}
     names = ["step", "compute", "communication and waiting", "waiting for data", "images/s", "training"]
     assert list(parts) == names
@@ -77,24 +77,24 @@ def test_a_part_predicted_as_nothing_may_take_a_little(tmp_path: Path) -> None:
 
 def test_a_run_that_is_not_the_plans_is_told(tmp_path: Path) -> None:
     plan = {**PLAN, "workers": 2, "overrides": ["comm.grad_dtype=fp16"], "settings": {"train.global_batch_size": 2048}}
-    found = compare_run(planned_run(tmp_path / "a", plan, workers=1, grid="1x1"))
+    found = compare(read_run(planned_run(tmp_path / "a", plan, workers=1, grid="1x1")))
     assert found.difference_line == (
         "the run differs from its plan: 1 worker instead of 2, comm.grad_dtype fp32 instead of fp16, "
         "train.global_batch_size 0:256 2:512 instead of 2048"
     )
-    found = compare_run(planned_run(tmp_path / "b", {**PLAN, "grid": "4x1"}))
+    found = compare(read_run(planned_run(tmp_path / "b", {**PLAN, "grid": "4x1"})))
     assert found.differences == ("grid 2x2 instead of 4x1",)
     # Settings that agree, and steps that do not: the run was stopped before its larger batch, or chose its own.
     huge = {**PREDICTION, "images_per_second": about(10240.0)}
-    found = compare_run(planned_run(tmp_path / "c", {**PLAN, "prediction": huge}))
+    found = compare(read_run(planned_run(tmp_path / "c", {**PLAN, "prediction": huge})))
     assert found.differences == ("steps of 512 images instead of 1,024",)
 
 
 def test_another_training_is_not_timed_as_a_whole(tmp_path: Path) -> None:
-    found = compare_run(planned_run(tmp_path / "a", {**PLAN, "prediction": {**PREDICTION, "steps": 200}}))
+    found = compare(read_run(planned_run(tmp_path / "a", {**PLAN, "prediction": {**PREDICTION, "steps": 200}})))
     assert "training" not in {one.part for one in found.parts}
     assert "the run made 100 steps, the plan counted 200" in found.remark
-    found = compare_run(planned_run(tmp_path / "b", finished=False))
+    found = compare(read_run(planned_run(tmp_path / "b", finished=False)))
     assert "not finished" in found.remark
     assert "training" in parts_of(planned_run(tmp_path / "c", {**PLAN, "prediction": {**PREDICTION, "steps": 99}}))
 
@@ -102,7 +102,7 @@ def test_another_training_is_not_timed_as_a_whole(tmp_path: Path) -> None:
 def test_folders_that_cannot_be_compared_are_one_line(tmp_path: Path) -> None:
     def refused(folder: Path) -> str:
         with pytest.raises(DataError) as caught:
-            compare_run(folder)
+            compare(read_run(folder))
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
@@ -132,7 +132,7 @@ def test_hostile_values_are_passed_over(tmp_path: Path) -> None:
     folder = planned_run(tmp_path / "a", plan)
     with open(folder / "metrics.jsonl", "a", encoding="utf-8") as file:
         file.write('nonsense\n[1]\n{"step": 7, "step_seconds": "x"}\n' + json.dumps(row(7)))
-    found = compare_run(folder)
+    found = compare(read_run(folder))
     assert [one.part for one in found.parts] == ["step", "communication and waiting", "images/s"]
     assert found.differences == ()
 
@@ -171,7 +171,7 @@ def test_measured_over_predicted_with_the_interval(tmp_path: Path) -> None:
 
 def test_the_terminal_and_the_page_say_the_same(tmp_path: Path) -> None:
     run = run_with_plan(tmp_path / "a", FEW_PARTS, workers=8)
-    found, figure = compare_run(tmp_path / "a"), predicted([run])
+    found, figure = compare(run), predicted([run])
     assert isinstance(figure, Figure)
     drawn = [one for one in found.parts if one.predicted]
     assert figure.series[1].y == tuple(one.ratio for one in drawn)

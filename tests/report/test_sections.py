@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 
 from megabatch.report.figure import Axis, Figure, Missing, Series
-from megabatch.report.network import NetworkTimes
+from megabatch.report.network import NetworkTimes, torus_as_data
 from megabatch.report.page import all_figures
 from megabatch.report.run import read_run, read_runs
 from megabatch.report.sections import (
@@ -15,12 +16,11 @@ from megabatch.report.sections import (
     claim_section,
     conditions_section,
     definitions,
-    escape,
     figures_section,
     html_table,
     repeat_section,
+    thin,
 )
-from megabatch.report.torus import torus_as_data
 from tests.report.folders import HOSTILE, make_hostile_run, make_run
 
 
@@ -115,3 +115,9 @@ def test_tables_have_captions_scopes_and_right_aligned_numbers() -> None:
     assert made.count('scope="col"') == 2
     assert made.count('class="number"') == 4
     assert 'class="number"' not in html_table("what", ["value"], [["1"]], numeric=False)
+
+
+def test_thinning_keeps_the_ends() -> None:
+    assert list(thin(3, 5)) == [0, 1, 2]
+    assert list(thin(100, 5)) == [0, 25, 50, 74, 99]
+    assert len(thin(10_000, 40)) == 40

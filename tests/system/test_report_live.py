@@ -19,7 +19,7 @@ LAST = "document.getElementById('plot-loss').data[0].x.at(-1)"
 def test_the_page_follows_the_run(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", num_steps=30, finished=False)
     server = LiveServer([folder])
-    thread = threading.Thread(target=server.serve)
+    thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
         with open_browser() as browser, open_page(browser, server.url) as watched:
@@ -38,9 +38,11 @@ def test_the_page_follows_the_run(tmp_path: Path) -> None:
                 file.write(json.dumps(row(61, noise_scale=500.0)) + "\n")
             page.wait_for_selector("#plot-noise_scale .main-svg", timeout=30_000)  # a figure that was not there before
             assert watched.complaints == []
-            server.close()
+            server.shutdown()
+            server.server_close()
             wait_until(page, "document.getElementById('live').textContent.includes('stopped')")
     finally:
         if thread.is_alive():
-            server.close()
+            server.shutdown()
+            server.server_close()
         thread.join(10)
