@@ -4,6 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 4
 GRID ?= 2x2
+# Tests wait for processes much of the time: one more of them than there are cores.
+TEST_JOBS ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 8 ? cores + 1 : 8)))
+PYTEST = $(BIN)/pytest -n $(TEST_JOBS) --dist loadgroup
 HAS_SIMGRID := $(BIN)/python -c "import sys; from benchmarks.simulators.simgrid import find_simgrid; sys.exit(not find_simgrid())"
 
 .DEFAULT_GOAL := help
@@ -75,10 +78,10 @@ check: setup
 	$(BIN)/mypy
 
 test: check browser simgrid
-	$(BIN)/pytest -m "not slow" tests
+	$(PYTEST) -m "not slow" tests
 
 test-all: check browser simgrid
-	$(BIN)/pytest tests
+	$(PYTEST) tests
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

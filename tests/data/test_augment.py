@@ -55,7 +55,7 @@ def test_settings_are_frozen_and_count_their_draws() -> None:
 # --- pad, crop, flip ---
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     shape=st.tuples(st.integers(1, 9), st.integers(1, 7), st.integers(1, 7), st.sampled_from([1, 3])),
     padding=st.integers(0, 5),
@@ -141,7 +141,7 @@ def test_centre_box_when_no_try_fits(size: tuple[int, int], box: tuple[int, int,
     assert resized_crop_box(*size, WHOLE, never_fits) == box
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(height=st.integers(1, 600), width=st.integers(1, 600), sample=st.integers(0, 10**6))
 def test_boxes_lie_inside_and_keep_the_limits(height: int, width: int, sample: int) -> None:
     policy = Augmentation(crop="resized")

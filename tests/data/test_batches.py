@@ -52,7 +52,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Source]:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", ["array", "colour-array", "array-of-another-size", "many-sizes", "generated"])
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 2**64 - 1),
     drawn=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 10)), min_size=1, max_size=9),

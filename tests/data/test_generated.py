@@ -38,7 +38,7 @@ def test_images_never_change(options: dict[str, Any], digest: str) -> None:
     assert hashlib.sha256(images.tobytes()).hexdigest()[:16] == digest
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     indices=st.lists(st.integers(0, 299), min_size=1, max_size=20),
     size=st.sampled_from([8, 11, 28]),

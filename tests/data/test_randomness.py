@@ -101,7 +101,7 @@ def test_the_oracle_gives_the_published_sequence() -> None:
     assert list(islice(split_mix(1234567), 4)) == published
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.one_of(st.integers(0, 50), st.integers(0, WORD - 1)),
     pairs=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 60)), min_size=1, max_size=5),

@@ -81,7 +81,7 @@ def test_steps_without_a_measurement_neither_help_nor_harm() -> None:
 @given(st.lists(st.floats(1, 2000), min_size=1, max_size=60), st.integers(0, 60))
 @example([1000.0] * 30, 2).via("patience half used up")
 @example([1000.0] * 30, 5).via("decided, not yet in effect")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_resumed_anywhere_it_makes_the_same_steps(scales: list[float], stop: int) -> None:
     whole = batches(made(), scales)
     first, second = made(), made()

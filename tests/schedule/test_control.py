@@ -60,7 +60,7 @@ def test_rates_follow_the_chosen_rule() -> None:
 
 
 @given(stop=st.integers(0, 10), world_size=st.integers(1, 5))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_resumed_loop_goes_on_inside_any_stage(stop: int, world_size: int) -> None:
     whole = list(control())
     first = control()
