@@ -86,7 +86,7 @@ TORCH_FREE = (
     # A mistake in a recipe, a folder or a launcher's variables is told without the seconds that torch takes to load.
     *("megabatch.train.entry", "megabatch.train.run_dir", "megabatch.train.world"),
     "megabatch.study.conduct",
-    *("megabatch.plan.request", "megabatch.plan.show", "megabatch.plan.validate", "megabatch.plan.figure"),
+    *("megabatch.plan.plan_file", "megabatch.plan.show", "megabatch.plan.validate"),
     *("benchmarks.simulators.simgrid", "benchmarks.simulators.simgrid_child", "benchmarks.check_plan"),
 )
 

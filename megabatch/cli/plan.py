@@ -36,7 +36,7 @@ def plan(
         str | None, typer.Option(help="1024, 256,1024 or 64..4096; by default doubling up to the whole cluster.")
     ] = None,
     target: Annotated[
-        float | None, typer.Option(help="Top-1 in per cent: epochs by total batch instead of the recipe's own.")
+        float | None, typer.Option(help="Top-1 in per cent: epochs by global batch instead of the recipe's own.")
     ] = None,
     study: Annotated[Path | None, typer.Option(help="CSV of `megabatch study`, for the epochs to the target.")] = None,
     calibrate: Annotated[
@@ -45,7 +45,7 @@ def plan(
     family: Annotated[str, typer.Option(help="Of the calibration rows: organisation:accelerator.")] = "",
     stack: Annotated[str, typer.Option(help="Of the calibration rows: round, framework, division.")] = "",
     batch: Annotated[
-        list[str] | None, typer.Option(help='Total batches to try, each 65536 or stages "0:32768 30:65536".')
+        list[str] | None, typer.Option(help='Global batches to try, each 65536 or stages "0:32768 30:65536".')
     ] = None,
     algorithm: Annotated[list[str] | None, typer.Option(help="Only these all-reduce algorithms.")] = None,
     grid: Annotated[str | None, typer.Option(help="Only this grid, rows x columns.")] = None,
@@ -94,8 +94,7 @@ def plan(
     if _typed(ctx) == ["cluster"]:
         _show_cluster(cluster, as_json)
         return
-    from megabatch.plan.plan_file import write_plan
-    from megabatch.plan.request import PlanRequest, run
+    from megabatch.plan.plan_file import PlanRequest, run, write_plan
 
     answer = run(
         PlanRequest(
@@ -123,7 +122,7 @@ def plan(
     if output is not None:
         write_plan(output, data, answer.request.recipe)
     if figure is not None:
-        from megabatch.plan.figure import draw_plan
+        from megabatch.plan.show import draw_plan
 
         draw_plan(answer.result, answer.evidence.cluster.name, figure)
     if as_json:
@@ -154,7 +153,8 @@ def _refuse_beside(alone: str, ctx: typer.Context) -> None:
 
 def _show_cluster(name: str, as_json: bool) -> None:
     from megabatch.plan.cluster import cluster_text, read_cluster
-    from megabatch.plan.show import cluster_as_data, print_cluster
+    from megabatch.plan.cluster_file import cluster_as_data
+    from megabatch.plan.show import print_cluster
 
     text, source = cluster_text(name)
     cluster, file = read_cluster(text, source), tomllib.loads(text)

@@ -19,12 +19,13 @@ from megabatch.plan import quantity
 from megabatch.plan.compute import BACKWARD_SHARE
 from megabatch.plan.quantity import BATCH, COUNT, RATIO, STEP, Bounds, Quantity, read_quantity, shown
 
-__all__ = ["ClusterFile", "parse_cluster"]
+__all__ = ["ClusterFile", "cluster_as_data", "parse_cluster"]
 
 _RATES = {"gigabits_per_second": 1e9 / 8, "gigabytes_per_second": 1e9, "bytes_per_second": 1.0}
 _TIMES = {"microseconds": 1e-6, "milliseconds": 1e-3, "seconds": 1.0, "hours": 3600.0}
 _WITHOUT_UNIT = ("rate", "bandwidth", "speed", "latency")
 """What people write for a key whose unit is missing."""
+_HEAD = ("accelerator", "backend", "num_nodes", "workers_per_node", "nodes_per_rack")
 _EXAMPLE = 'milliseconds_by_local_batch = { "32" = 50.0, "64" = 98.0 }'
 
 
@@ -40,12 +41,6 @@ class _Number:
         if not self.units:
             return {stem: 1.0}
         return {unit if stem == "rate" else f"{stem}_{unit}": factor for unit, factor in self.units.items()}
-
-
-def _text(value: object) -> str:
-    if isinstance(value, str) and quantity.is_plain(value):
-        return value
-    raise ValueError(f"is {shown(value)}; give text on one line, in quotes, without control characters")
 
 
 def _switch(value: object) -> object:
@@ -69,7 +64,7 @@ def _steps(value: object) -> object:
     return value
 
 
-Text = Annotated[str, BeforeValidator(_text)]
+Text = Annotated[str, BeforeValidator(quantity.check_text)]
 Count = Annotated[int, BeforeValidator(COUNT.check)]
 _RATE, _LATENCY = _Number(quantity.RATE, _RATES), _Number(quantity.LATENCY, _TIMES)
 _DURATION = _Number(quantity.DURATION, _TIMES)
@@ -268,12 +263,39 @@ def parse_cluster(text: str, source: str) -> ClusterFile:
 
 def _one_line(error: ValidationError, source: str) -> str:
     """The first complaint of pydantic in our words: given, needed, what to do."""
-    first = error.errors()[0]
-    key = ".".join(map(str, first["loc"]))
+    first, (key, message) = error.errors()[0], quantity.complaint(error)
     where = f"{key} of {source}"
     if first["type"] == "missing":
         return f"{source} lacks {key}; add it above the first section, such as {key} = 8"
     if first["type"] == "literal_error":
         known = ", ".join(re.findall(r"'(\w+)'", first["ctx"]["expected"]))
         return f"{where} is {shown(first['input'])}; choose one of {known}"
-    return f"{where} {first['msg'].removeprefix('Value error, ')}"
+    return f"{where} {message}"
+
+
+def cluster_as_data(file: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One entry a value: where it stands, the value, its certainty ("given" for a bare number) and its source."""
+    found = [_entry(key, file[key]) for key in _HEAD if key in file]
+    for name, section in file.items():
+        if isinstance(section, Mapping):
+            found += _entries(name, section)
+    return found
+
+
+def _entries(name: str, section: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The values of a section; the step times of [compute] share its certainty and source."""
+    if name == "compute":
+        shared = {"certainty": section.get("certainty", "given"), "source": section.get("source", "")}
+        for batch, entry in section["milliseconds_by_local_batch"].items():
+            whole = entry if isinstance(entry, Mapping) else {"value": entry, **shared}
+            yield _entry(f"compute.{section.get('model', 'resnet50')}.milliseconds.{batch}", whole)
+        section = {key: section[key] for key in ("backward_share",) if key in section}
+    for key, entry in section.items():
+        yield from _entries(f"link.{key}", entry) if name == "link" else [_entry(f"{name}.{key}", entry)]
+
+
+def _entry(key: str, entry: Any) -> dict[str, Any]:
+    bare = {"key": key, "value": entry, "certainty": "given", "source": ""}
+    if isinstance(entry, Mapping):
+        return bare | dict(entry)
+    return bare | {"certainty": "" if isinstance(entry, str | bool | list) else "given"}

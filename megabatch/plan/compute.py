@@ -41,7 +41,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, TypeAdapter, V
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from megabatch.errors import ConfigError, DataError
-from megabatch.plan.quantity import BATCH, CERTAINTIES, COUNT, SCATTER, STEP, Bounds, is_plain, shown
+from megabatch.plan.quantity import BATCH, CERTAINTIES, COUNT, SCATTER, STEP, Bounds, check_text, complaint
 from megabatch.plan.workload import Layer
 
 __all__ = [
@@ -95,7 +95,10 @@ class ComputeTable:
 
     def seconds(self, local_batch: float) -> float:
         """Seconds of one step with `local_batch` images."""
-        (b0, t0), (b1, t1) = self._bracket(local_batch)
+        # The two points around the batch, or the nearest two; a lone one beside the fixed part of its step.
+        points = self.points if len(self.points) > 1 else ((0.0, _FIXED_SHARE * self.points[0][1]), *self.points)
+        above = next((i for i, (batch, _) in enumerate(points) if batch >= local_batch), len(points) - 1)
+        (b0, t0), (b1, t1) = points[max(1, above) - 1], points[max(1, above)]
         line = t0 + (t1 - t0) * (local_batch - b0) / (b1 - b0)
         if self.batches[0] <= local_batch <= self.batches[1]:
             return line
@@ -118,14 +121,6 @@ class ComputeTable:
         least, most = self.batches
         return max(0.0, math.log2(least / local_batch), math.log2(local_batch / most))
 
-    def _bracket(self, local_batch: float) -> tuple[tuple[float, float], tuple[float, float]]:
-        if len(self.points) == 1:
-            batch, seconds = self.points[0]
-            return (0.0, _FIXED_SHARE * seconds), (batch, seconds)
-        above = next((i for i, (batch, _) in enumerate(self.points) if batch >= local_batch), len(self.points) - 1)
-        above = max(1, above)
-        return self.points[above - 1], self.points[above]
-
 
 def check_points(points: Sequence[tuple[float, float]], source: str, tolerance: float = 0.0) -> None:
     """Refuse step times that cannot be: a batch twice, or more images in less time by more than `tolerance` of it."""
@@ -143,13 +138,7 @@ def _within(bounds: Bounds, **changed: Any) -> BeforeValidator:
     return BeforeValidator(dataclasses.replace(bounds, **changed).check)
 
 
-def _name(value: object) -> object:
-    if not isinstance(value, str) or not is_plain(value):
-        raise ValueError(f"is {shown(value)}, no name")
-    return value
-
-
-Name = Annotated[str, BeforeValidator(_name)]
+Name = Annotated[str, BeforeValidator(check_text)]
 
 
 @checked_dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
@@ -160,10 +149,6 @@ class StepRow:
     seconds: Annotated[float, _within(STEP)]
     deviation: Annotated[float, _within(SCATTER, least=0.0)]
     iterations: Annotated[int, _within(COUNT)]
-
-
-def _by_batch(rows: tuple[StepRow, ...]) -> tuple[StepRow, ...]:
-    return tuple(sorted(rows, key=lambda row: row.local_batch))
 
 
 @checked_dataclass(frozen=True)
@@ -178,7 +163,9 @@ class StepTimes:
     threads: Annotated[int, _within(COUNT)]
     backward_share: Annotated[float, _within(BACKWARD_SHARE)]
     layers: tuple[Layer, ...]
-    rows: Annotated[tuple[StepRow, ...], AfterValidator(_by_batch)]
+    rows: Annotated[
+        tuple[StepRow, ...], AfterValidator(lambda rows: tuple(sorted(rows, key=lambda row: row.local_batch)))
+    ]
     versions: dict[str, str] = field(default_factory=dict)
     image_size: Annotated[int, _within(COUNT, or_zero=True)] = 0
     workers: Annotated[int, _within(COUNT, or_zero=True)] = 0
@@ -224,8 +211,7 @@ def step_times_from_data(content: Mapping[str, Any], source: str) -> StepTimes:
     try:
         times = TypeAdapter(StepTimes).validate_python(told)
     except ValidationError as error:
-        first = error.errors()[0]
-        reason = f"{'.'.join(map(str, first['loc']))} {first['msg'].removeprefix('Value error, ')}".strip()
+        reason = " ".join(complaint(error)).strip()
         raise ConfigError(f"{source} is damaged ({reason}); measure again with `megabatch bench step`") from None
     check_points(times.table.points, source, tolerance=2 * times.table.relative_deviation)
     return times

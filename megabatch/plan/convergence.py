@@ -1,4 +1,4 @@
-"""Epochs to a target accuracy by total batch: the critical-batch law, fitted to points, with its uncertainty.
+"""Epochs to a target accuracy by global batch: the critical-batch law, fitted to points, with its uncertainty.
 
     E(B) = E0 (1 + B / Bc)
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 
 from megabatch.errors import DataError
-from megabatch.plan.quantity import EPOCHS, GLOBAL_BATCH_SIZE, Bounds, shown
+from megabatch.plan.quantity import EPOCHS, GLOBAL_BATCH_SIZE, Bounds, cell_number
+from megabatch.plan.rows import read_table
 from megabatch.schedule.batch import BatchStages
 
 __all__ = ["ConvergenceLaw", "Epochs", "fit_law", "mlperf_law", "read_study"]
@@ -36,7 +37,7 @@ _LEAST_SCATTER = 0.05
 _USUAL_POINTS = 3
 _MOST_SCATTER = 0.5
 _LEAST_RANGE = 1.1
-"""How much larger the largest total batch must be than the smallest."""
+"""How much larger the largest global batch must be than the smallest."""
 _POINTS = Path(__file__).parent / "data" / "convergence.csv"
 _EPOCH_KEYS = ("epochs_to_target", "epochs_mean", "epochs", "epoch")
 _BATCH_KEYS = ("global_batch_size", "global_batch_size_last", "train.global_batch_size", "gbs")
@@ -59,7 +60,7 @@ class Epochs:
 class ConvergenceLaw:
     """E(B) = floor (1 + B / critical) with the covariance of (floor, floor / critical) and the scatter around it.
 
-    critical_batch: infinite where epochs do not depend on the batch. batches: the smallest and the largest total batch
+    critical_batch: infinite where epochs do not depend on the batch. batches: the smallest and the largest global batch
     of the points.
     """
 
@@ -73,48 +74,39 @@ class ConvergenceLaw:
     num_points: int
 
     def at(self, global_batch_size: float) -> Epochs:
-        """Epochs at one total batch; the deviation holds the fit, the scatter of recipes, and extrapolation."""
-        slope = self.floor_epochs / self.critical_batch if math.isfinite(self.critical_batch) else 0.0
+        """Epochs at one global batch; the deviation holds the fit, the scatter of recipes, and extrapolation."""
+        slope = self.floor_epochs / self.critical_batch
         epochs = self.floor_epochs + slope * global_batch_size
         row = np.array([1.0, global_batch_size])
         fit = math.sqrt(max(0.0, float(row @ np.array(self.covariance) @ row))) / epochs
         outside = max(
             0.0, math.log2(global_batch_size / self.batches[1]), math.log2(self.batches[0] / global_batch_size) / 4
         )
-        warnings = []
-        if global_batch_size > self.batches[1]:
-            warnings.append(
-                f"total batch {global_batch_size:,.0f} is beyond the largest with known convergence "
-                f"({self.batches[1]:,.0f}): whether the target is reached at all is not known"
-            )
-        return Epochs(epochs, math.hypot(fit, self.scatter, 0.10 * outside), tuple(warnings))
+        warning = (
+            f"global batch {global_batch_size:,.0f} is beyond the largest with known convergence "
+            f"({self.batches[1]:,.0f}): whether the target is reached at all is not known"
+        )
+        beyond = global_batch_size > self.batches[1]
+        return Epochs(epochs, math.hypot(fit, self.scatter, 0.10 * outside), (warning,) if beyond else ())
 
     def for_stages(self, stages: BatchStages) -> Epochs:
         """Epochs of a run whose batch changes: each stage contributes its epochs / E(batch) to a whole of 1."""
-        done, end = 0.0, math.inf
-        deviations, warnings = [], []
-        for index, (start, global_batch_size) in enumerate(
-            zip(stages.from_epochs, stages.global_batch_sizes, strict=True)
-        ):
-            here = self.at(global_batch_size)
-            next_start = stages.from_epochs[index + 1] if index + 1 < len(stages.from_epochs) else math.inf
-            deviations.append(here.deviation)
-            warnings += [text for text in here.warnings if text not in warnings]
-            if done + (next_start - start) / here.epochs >= 1:
-                end = start + (1 - done) * here.epochs
+        done, passed = 0.0, []
+        ends = (*stages.from_epochs[1:], math.inf)
+        for start, end, batch in zip(stages.from_epochs, ends, stages.global_batch_sizes, strict=True):
+            passed.append(here := self.at(batch))
+            if done + (end - start) / here.epochs >= 1:
                 break
-            done += (next_start - start) / here.epochs
-        return Epochs(end, max(deviations), tuple(warnings))
+            done += (end - start) / here.epochs
+        warnings = dict.fromkeys(text for one in passed for text in one.warnings)
+        return Epochs(start + (1 - done) * here.epochs, max(one.deviation for one in passed), tuple(warnings))
 
     def whole(self, stages: BatchStages, epochs: float) -> float:
         """Epochs to the target when stages made for a run of `epochs` are stretched to just that length."""
         parts = [start / epochs for start in stages.from_epochs]
         lengths = [end - start for start, end in zip(parts, [*parts[1:], 1.0], strict=True)]
-        return 1 / sum(
-            length / self.at(global_batch_size).epochs
-            for length, global_batch_size in zip(lengths, stages.global_batch_sizes, strict=True)
-            if length > 0
-        )
+        known = zip(lengths, stages.global_batch_sizes, strict=True)
+        return 1 / sum(length / self.at(batch).epochs for length, batch in known if length > 0)
 
 
 def mlperf_law() -> ConvergenceLaw:
@@ -133,14 +125,14 @@ def fit_law(points: Sequence[tuple[float, float]], target: float, source: str) -
     """
     for pair in points:
         if GLOBAL_BATCH_SIZE.why_not(pair[0]) or EPOCHS.why_not(pair[1]):
-            raise DataError(f"{source} has a point of total batch {pair[0]:g} and {pair[1]:g} epochs; remove it")
+            raise DataError(f"{source} has a point of global batch {pair[0]:g} and {pair[1]:g} epochs; remove it")
     batches = np.array([batch for batch, _ in points])
     logs = np.log([epochs for _, epochs in points])
     if len(points) < 3 or batches.max() < _LEAST_RANGE * batches.min():
         raise DataError(
-            f"{source} has {len(points)} points at {len(set(batches.tolist()))} total batches; epochs by batch need at "
-            f"least 3 points at 2 batches that differ by {_LEAST_RANGE - 1:.0%}: add runs, or leave it out to use the "
-            "MLPerf points"
+            f"{source} has {len(points)} points at {len(set(batches.tolist()))} global batches; epochs by batch need "
+            f"at least 3 points at 2 batches that differ by {_LEAST_RANGE - 1:.0%}: add runs, or leave it out to use "
+            "the MLPerf points"
         )
     _refuse_fall(batches, logs, source)
     design = np.stack([np.ones_like(batches), batches], axis=1)
@@ -191,7 +183,7 @@ def _refuse_fall(batches: Array, logs: Array, source: str) -> None:
     first, last = repeats[0], repeats[-1]
     if first.mean() - last.mean() > 2 * scatter * math.sqrt(1 / len(first) + 1 / len(last)):
         raise DataError(
-            f"in {source} epochs fall from {math.exp(first.mean()):.3g} at total batch {batches.min():,.0f} to "
+            f"in {source} epochs fall from {math.exp(first.mean()):.3g} at global batch {batches.min():,.0f} to "
             f"{math.exp(last.mean()):.3g} at {batches.max():,.0f}; give runs of one recipe to one target, tuned at "
             "each batch"
         )
@@ -209,14 +201,10 @@ def read_study(path: str | Path, target: float | None) -> ConvergenceLaw:
     Raises:
         DataError: no such table, a value that cannot be, or points that determine no law (see `fit_law`).
     """
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            reader.fieldnames = columns = [name.strip() for name in reader.fieldnames or ()]
-            rows = [(reader.line_num, row) for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"study '{path}' cannot be read ({error}); give the CSV of `megabatch study`") from None
-    batch_key, epoch_key, top1_key = (_first(columns, keys) for keys in (_BATCH_KEYS, _EPOCH_KEYS, _TOP1_KEYS))
+    columns, rows = read_table(path, f"study '{path}'", "the CSV of `megabatch study`")
+    batch_key, epoch_key, top1_key = (
+        next((name for name in keys if name in columns), "") for keys in (_BATCH_KEYS, _EPOCH_KEYS, _TOP1_KEYS)
+    )
     if not batch_key or not epoch_key:
         raise DataError(
             f"study '{path}' has columns {', '.join(columns) or 'none'}; it needs global_batch_size and epochs "
@@ -224,27 +212,13 @@ def read_study(path: str | Path, target: float | None) -> ConvergenceLaw:
         )
     points = []
     for line, row in rows:
-        where = f"study '{path}', line {line}"
         if epoch_key == "epochs_to_target" and not row[epoch_key]:
             continue
-        point = _cell(row, batch_key, GLOBAL_BATCH_SIZE, where), _cell(row, epoch_key, EPOCHS, where)
-        top1 = _cell(row, top1_key, _TOP1, where) if top1_key and row[top1_key] else None
+        where = f"study '{path}', line {line}: "
+        batch = cell_number(row[batch_key], where + batch_key, GLOBAL_BATCH_SIZE)
+        epochs = cell_number(row[epoch_key], where + epoch_key, EPOCHS)
+        top1 = cell_number(row[top1_key], where + top1_key, _TOP1) if top1_key and row[top1_key] else None
         reached = top1 is None or target is None or (top1 / 100 if top1 > 1 else top1) >= target
         if reached or epoch_key == "epochs_to_target":
-            points.append(point)
+            points.append((batch, epochs))
     return fit_law(points, target or 0.0, f"study '{Path(path).name}'")
-
-
-def _cell(row: Mapping[str, str | None], key: str, bounds: Bounds, where: str) -> float:
-    text = row[key] or ""
-    try:
-        value = float(text)
-    except ValueError:
-        raise DataError(f"{where}: {key} is {shown(text)}; give a number") from None
-    if needed := bounds.why_not(value):
-        raise DataError(f"{where}: {key} is {shown(text)}; {needed}")
-    return value
-
-
-def _first(columns: Sequence[str], wanted: Sequence[str]) -> str:
-    return next((name for name in wanted if name in columns), "")

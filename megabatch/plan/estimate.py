@@ -24,7 +24,7 @@ from megabatch.errors import ConfigError
 from megabatch.plan.cluster import KNOBS, NETWORK_KNOBS, Cluster
 from megabatch.plan.convergence import ConvergenceLaw, Epochs
 from megabatch.plan.fit import StepFit
-from megabatch.plan.quantity import MAX_DEVIATION, Interval, combine, interval
+from megabatch.plan.quantity import MAX_DEVIATION, Interval, interval
 from megabatch.plan.step import Candidate, Prices, StepModel, StepTime
 from megabatch.plan.workload import Workload
 from megabatch.schedule.batch import BatchStages
@@ -115,7 +115,7 @@ class Estimator:
         self.step = StepModel(self._prices, workload, fit)
 
     def at(self, workload: Workload) -> Estimator:
-        """The same recipe at another total batch; prices already worked out are shared."""
+        """The same recipe at another global batch; prices already worked out are shared."""
         return Estimator(self.cluster, workload, self.convergence, self.fit, prices=self._prices)
 
     @cached_property
@@ -130,7 +130,7 @@ class Estimator:
 
     @cached_property
     def steps_by_batch(self) -> list[tuple[int, int]]:
-        """(total batch, steps) of every stage that makes any.
+        """(global batch, steps) of every stage that makes any.
 
         Raises:
             ConfigError: hardly a step is made.
@@ -179,20 +179,20 @@ class Estimator:
         # Stages are wrong together, if they are: their deviations add as they are, not in squares.
         of_steps = sum(number * steps[batch].seconds * deviations[batch] for batch, number in counts) / parts["steps"]
         of_failures = cluster.node_mtbf_seconds.relative_deviation if cluster.node_mtbf_seconds else 0.0
-        clock_deviation = combine(
-            parts["steps"] / in_clock * combine(of_steps, self.epochs.deviation),
+        clock_deviation = math.hypot(
+            parts["steps"] / in_clock * math.hypot(of_steps, self.epochs.deviation),
             parts["first steps"] / in_clock * cluster.first_steps_seconds.relative_deviation,
             parts["evaluation"] / in_clock * _OTHER_TIMES,
-            parts["failures"] / in_clock * combine(_OTHER_TIMES, of_failures),
+            parts["failures"] / in_clock * math.hypot(_OTHER_TIMES, of_failures),
         )
-        total_deviation = combine(
+        total_deviation = math.hypot(
             in_clock / total_seconds * clock_deviation,
             parts[INITIALISATION] / total_seconds * cluster.initialisation_seconds.relative_deviation,
         )
         total, one_step = interval(total_seconds, total_deviation), interval(step.seconds, deviations[main_batch])
         nodes, price = cluster.nodes_of(workers), cluster.price_per_node_hour
         hours = total_seconds * nodes / 3600
-        cost = interval(hours * price.value, combine(total_deviation, price.relative_deviation)) if price else None
+        cost = interval(hours * price.value, math.hypot(total_deviation, price.relative_deviation)) if price else None
         warnings = [text for batch, _ in counts for text in self.step.warnings(candidate, batch)]
         notes = [text for batch, _ in counts for text in self.step.notes(candidate, batch)]
         return Estimate(
@@ -246,7 +246,7 @@ class Estimator:
             stages = self.workload.stages_over(chosen.epochs.middle)
             doubled = BatchStages(stages.from_epochs, tuple(2 * total for total in stages.global_batch_sizes))
             then = self.at(self.workload.with_batch(doubled)).total_seconds(candidate)
-            found.append(Sensitivity("twice the total batch", 1 - then / now, "total batch"))
+            found.append(Sensitivity("twice the global batch", 1 - then / now, "global batch"))
             spared = (1 - law.floor_epochs / chosen.epochs.middle) * (chosen.time_parts["steps"] / now)
             found.append(Sensitivity("as few epochs as a small batch needs", spared, "convergence at this batch"))
         start = 0.5 * chosen.time_parts[INITIALISATION] / now
@@ -267,7 +267,7 @@ class Estimator:
 
     @property
     def _main_batch(self) -> int:
-        """The total batch of the stage with most steps."""
+        """The global batch of the stage with most steps."""
         return max(self.steps_by_batch, key=lambda count: count[1])[0]
 
     def _steps(self, candidate: Candidate) -> dict[int, StepTime]:

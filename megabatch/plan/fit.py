@@ -34,7 +34,7 @@ import numpy as np
 
 from megabatch.errors import DataError
 from megabatch.plan.compute import expected_maximum
-from megabatch.plan.quantity import EVIDENCE, FORM, MAX_DEVIATION, Interval, Reach, combine, interval
+from megabatch.plan.quantity import EVIDENCE, FORM, MAX_DEVIATION, Interval, Reach, interval
 from megabatch.plan.rows import SystemRow
 
 __all__ = ["PARAMETERS", "PRIOR_PARTS", "StepFit", "fit_as_data", "fit_steps", "prior", "row_features"]
@@ -136,7 +136,7 @@ class StepFit:
         features = _features(local_batch, world_size, num_nodes, logged) * times
         spread = math.sqrt(max(0.0, float(features @ self.covariance @ features)))
         middle = float(features @ np.array(self.parameters))
-        return combine(spread / middle, self.reach(local_batch, world_size, num_nodes).deviation)
+        return math.hypot(spread / middle, self.reach(local_batch, world_size, num_nodes).deviation)
 
     def predict(self, local_batch: float, world_size: int, num_nodes: int, *, logged: bool = False) -> Interval:
         """Step seconds with the 80 % interval; `logged`: with the evaluation that such a log would contain.
@@ -248,7 +248,7 @@ def _shared_factors(rows: Sequence[SystemRow], design: Array, steps: Array, evid
     What was measured would not do in place of that: outliers would pull the parameters down.
     """
     mean, deviation = prior(rows)
-    first, _ = _posterior(design, steps, combine(FORM, EVIDENCE[evidence]) * steps, mean, deviation)
+    first, _ = _posterior(design, steps, math.hypot(FORM, EVIDENCE[evidence]) * steps, mean, deviation)
     stacks = sorted({(row.family, row.stack) for row in rows})
     shared = np.zeros((len(rows), len(stacks)))
     for index, row in enumerate(rows):

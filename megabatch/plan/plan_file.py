@@ -1,5 +1,4 @@
-"""The plan as a file: what `megabatch plan --output plan.json` writes and `megabatch train --plan plan.json`
-follows.
+"""Plans from what the user typed, and as files: what `megabatch plan --output plan.json` writes and `train` follows.
 
 A plan carries all that was priced, so that the run is the one that was predicted: `scale` and `epochs` fit the recipe
 as the options of the same names do, `overrides` are those the user typed, `settings` what the planner chose, in this
@@ -13,30 +12,157 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from megabatch.errors import ConfigError, MegabatchError
+from megabatch.comm.phases import ALGORITHMS
+from megabatch.comm.shape import parse_grid
+from megabatch.errors import ConfigError, MegabatchError, nearest
 from megabatch.files import write_atomically
-from megabatch.plan.estimate import Estimate
-from megabatch.plan.quantity import Interval
-from megabatch.plan.search import PlanResult
+from megabatch.plan.calibrate import Evidence, gather
+from megabatch.plan.cluster import cluster_names, load_cluster
+from megabatch.plan.convergence import MLPERF_TARGET, ConvergenceLaw, mlperf_law, read_study
+from megabatch.plan.estimate import Estimate, Estimator
+from megabatch.plan.fit import fit_as_data
+from megabatch.plan.quantity import Interval, complaint
+from megabatch.plan.search import Goal, PlanResult, Space, plan, worker_counts
+from megabatch.plan.workload import IMAGENET_TRAIN, Workload, workload_of
 from megabatch.recipes import load_config
 from megabatch.schedule.batch import parse_stages
 
-__all__ = ["PlannedRun", "estimate_as_data", "follow", "plan_as_data", "read_plan", "write_plan"]
+__all__ = [
+    *("Answer", "PlanRequest", "PlannedRun", "estimate_as_data", "follow", "parse_duration", "plan_as_data"),
+    *("read_plan", "run", "write_plan"),
+]
 
 _FORMAT = 1
 _MOST_LOCAL_WORKERS = 64
 _BATCH = "train.global_batch_size"
+_UNITS = {"": 1.0, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _AS_THEY_ARE = ("batch", "local_batch", "ghost_batch_size", "efficiency", "steps", "currency", "largest_part")
 
 
+@dataclass(frozen=True)
+class PlanRequest:
+    """The words after `megabatch plan` that say what is planned."""
+
+    recipe: str
+    cluster: str
+    workers: str | None = None
+    target: float | None = None
+    study: Path | None = None
+    calibrate: tuple[str, ...] = ()
+    family: str = ""
+    stack: str = ""
+    batches: tuple[str, ...] = ()
+    algorithms: tuple[str, ...] = ()
+    grid: str | None = None
+    bucket_mb: float | None = None
+    objective: str = "time"
+    deadline: str | None = None
+    budget: float | None = None
+    overrides: tuple[str, ...] = ()
+    scale: str | None = None
+    epochs: float | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A plan, and what it was made of."""
+
+    request: PlanRequest
+    result: PlanResult
+    evidence: Evidence
+    workload: Workload
+
+    def as_data(self) -> dict[str, Any]:
+        """What `--json` prints and `--output` writes."""
+        asked, fit = self.request, self.evidence.fit
+        calibration = {"sources": list(self.evidence.sources), "fit": fit_as_data(fit) if fit else None}
+        name, words = self.evidence.cluster.name, asked.overrides
+        data = plan_as_data(self.result, name, overrides=words, scale=asked.scale, epochs=asked.epochs)
+        return data | {"calibration": calibration}
+
+
+def run(request: PlanRequest) -> Answer:
+    """Plan, without a word."""
+    if not request.recipe:
+        raise ConfigError("no recipe given; name one of `megabatch recipes`, or a TOML file, before --cluster")
+    if not request.cluster:
+        raise ConfigError(f"no cluster given; add --cluster with one of {', '.join(cluster_names())}, or a TOML file")
+    for name in request.algorithms:
+        if name not in ALGORITHMS:
+            hint = nearest(name, ALGORITHMS)
+            raise ConfigError(f"all-reduce algorithm '{name}' is unknown; known: {', '.join(ALGORITHMS)}{hint}")
+    evidence = gather(load_cluster(request.cluster), request.calibrate, request.family, request.stack)
+    workload = workload_of(
+        request.recipe, list(request.overrides), evidence.layers, scale=request.scale, epochs=request.epochs
+    )
+    result = plan(
+        Estimator(evidence.cluster, workload, _law(request, workload), evidence.fit),
+        worker_counts(evidence.cluster, request.workers),
+        _goal(request),
+        batches=[parse_stages(text) for text in request.batches],
+        space=Space(request.algorithms, parse_grid(request.grid) if request.grid else None, request.bucket_mb),
+    )
+    return Answer(request, result, evidence, workload)
+
+
+def parse_duration(text: str) -> float:
+    """Read "90", "90s", "10min" or "2h" as seconds."""
+    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([a-z]*)\s*", text.lower(), re.ASCII)
+    if not match or match[2] not in _UNITS:
+        raise ConfigError(f"duration '{text}' cannot be read; write 90s, 10min or 2h")
+    seconds = float(match[1]) * _UNITS[match[2]]
+    if seconds <= 0:
+        raise ConfigError(f"duration '{text}' is not above 0; write 90s, 10min or 2h")
+    return seconds
+
+
+def _goal(request: PlanRequest) -> Goal:
+    if request.objective not in ("time", "cost"):
+        raise ConfigError(f"objective '{request.objective}' is unknown; choose time or cost")
+    if request.budget is not None and not request.budget > 0:
+        raise ConfigError(f"budget {request.budget:g} buys nothing; give an amount above 0")
+    deadline = parse_duration(request.deadline) if request.deadline else math.inf
+    return Goal(request.objective, deadline, request.budget or math.inf)
+
+
+def _law(request: PlanRequest, workload: Workload) -> ConvergenceLaw | None:
+    target = None if request.target is None else request.target / 100 if request.target > 1 else request.target
+    if target is not None and not 0 < target < 1:
+        raise ConfigError(f"target {request.target:g} is no accuracy; give top-1 in per cent, such as 75.9")
+    typed = [text for text in request.overrides if text.partition("=")[0].strip() == "train.epochs"]
+    typed += [] if request.epochs is None else [f"--epochs {request.epochs:g}"]
+    if typed and (target is not None or request.study is not None):
+        raise ConfigError(
+            f"{typed[0]} was given beside --target or --study, which say how many epochs it takes; leave one of them "
+            "out"
+        )
+    if request.study is not None:
+        return read_study(request.study, target)
+    if target is None:
+        return None
+    if abs(target - MLPERF_TARGET) > 0.0015:
+        raise ConfigError(
+            f"target {100 * target:g} % is not the {100 * MLPERF_TARGET:g} % of the stored convergence points, which "
+            "say nothing about it; give your own runs with --study, or leave --target out to count the recipe's epochs"
+        )
+    if (workload.model, workload.num_train) != ("resnet50", IMAGENET_TRAIN):
+        raise ConfigError(
+            f"the stored convergence points are of resnet50 on ImageNet's {IMAGENET_TRAIN:,} images, the recipe "
+            f"trains {workload.model} on {workload.num_train:,}; give your own runs with --study, or leave --target out"
+        )
+    return mlperf_law()
+
+
 class PlannedStages(BaseModel):
-    """A total batch, and the epochs of the run that it is written for."""
+    """A global batch, and the epochs of the run that it is written for."""
 
     global_batch_size: int | str
     epochs: float
@@ -148,25 +274,17 @@ def estimate_as_data(one: Estimate) -> dict[str, Any]:
 
 
 def write_plan(path: Path, data: Mapping[str, Any], recipe: str) -> None:
-    """Write a plan, if `megabatch train --plan` can read its settings: better to know now than on a cluster.
-
-    Raises:
-        ConfigError: it could not be followed.
-    """
-    settings = [f"{key}={json.dumps(value)}" for key, value in data["settings"].items()]
+    """Write a plan, if `megabatch train --plan` can read its settings: better to know now than on a cluster."""
+    overrides = [*data["overrides"], *_assignments(data["settings"])]
     try:
-        load_config(recipe, [*data["overrides"], *settings], scale=data["scale"], epochs=data["epochs"])
+        load_config(recipe, overrides, scale=data["scale"], epochs=data["epochs"])
     except MegabatchError as error:
         raise ConfigError(f"the plan could not be followed: {error}") from None
     write_atomically(path, json.dumps(data, indent=1) + "\n")
 
 
 def read_plan(path: str | Path) -> PlannedRun:
-    """Read a plan file.
-
-    Raises:
-        ConfigError: not such a file.
-    """
+    """Read a plan file."""
     try:
         text = Path(path).read_text(encoding="utf-8")
         content = json.loads(text)
@@ -177,13 +295,12 @@ def read_plan(path: str | Path) -> PlannedRun:
     try:
         planned = PlannedRun.model_validate(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        reason = ": ".join(complaint(error))
         raise ConfigError(
             f"plan '{path}' is damaged ({reason}); write it anew with `megabatch plan --output`"
         ) from None
-    chosen = (f"{key}={json.dumps(value)}" for key, value in planned.settings.items())
-    return planned.model_copy(update={"overrides": (*planned.overrides, *chosen), "text": text})
+    overrides = (*planned.overrides, *_assignments(planned.settings))
+    return planned.model_copy(update={"overrides": overrides, "text": text})
 
 
 def follow(
@@ -234,6 +351,10 @@ def _over_other_epochs(planned: PlannedRun, epochs: float) -> PlannedRun:
     stages = parse_stages(planned.stages.global_batch_size).stretched(epochs / planned.stages.epochs)
     overrides = (*others, f"{_BATCH}={json.dumps(stages.text)}")
     return planned.model_copy(update={"overrides": overrides, "epochs": epochs})
+
+
+def _assignments(settings: Mapping[str, Any]) -> list[str]:
+    return [f"{key}={json.dumps(value)}" for key, value in settings.items()]
 
 
 def _rounded_up(epochs: float) -> float:

@@ -26,13 +26,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from megabatch.errors import ConfigError, nearest
+from pydantic import ValidationError
+
+from megabatch.errors import ConfigError, DataError, nearest
 
 __all__ = [
     *("BATCH", "CERTAINTIES", "CHECKPOINT", "COUNT", "DURATION", "EPOCHS", "EVIDENCE", "FORM", "GLOBAL_BATCH_SIZE"),
     *("LATENCY", "MAX_DEVIATION", "MTBF", "OVERSUBSCRIPTION", "PRICE", "RATE", "RATIO", "SCATTER", "SHARE", "STEP"),
-    *("Bounds", "Interval", "Quantity", "Reach", "check_certainty", "combine", "interval", "is_plain", "plain_text"),
-    *("read_quantity", "shown"),
+    *(
+        "Bounds",
+        "Interval",
+        "Quantity",
+        "Reach",
+        "cell_number",
+        "check_certainty",
+        "check_text",
+        "complaint",
+        "interval",
+    ),
+    *("is_plain", "read_quantity", "shown"),
 ]
 
 CERTAINTIES = {"measured": 0.03, "given": 0.10, "quoted": 0.10, "derived": 0.15, "assumed": 0.35, "unknown": 0.60}
@@ -74,23 +86,20 @@ class Bounds:
 
     def why_not(self, value: object, unit: float = 1.0) -> str:
         """What to give instead, empty when `value` can be; it is counted in a unit of so many of the bounds'."""
-        if isinstance(value, bool) or not isinstance(value, int | float) or not self._hold(value, unit):
-            kind = "a whole number" if self.whole else "a number"
-            zero = "0 or " if self.or_zero else ""
-            return f"give {zero}{kind} from {self.least / unit:g} to {self.most / unit:g}{self.hint}"
-        return ""
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            # Whole numbers of a file may be too large for a float, so they are compared before anything is multiplied.
+            inside = (value == 0 and self.or_zero) or self.least / unit <= value <= self.most / unit
+            if inside and (not self.whole or value == math.floor(value)):
+                return ""
+        kind = "a whole number" if self.whole else "a number"
+        zero = "0 or " if self.or_zero else ""
+        return f"give {zero}{kind} from {self.least / unit:g} to {self.most / unit:g}{self.hint}"
 
     def check(self, value: object) -> object:
         """For pydantic: the value itself, or `ValueError`."""
         if needed := self.why_not(value):
             raise ValueError(f"is {shown(value)}; {needed}")
         return value
-
-    def _hold(self, value: float, unit: float) -> bool:
-        # Whole numbers of a file may be too large for a float, so they are compared before anything is multiplied.
-        if not (value == 0 and self.or_zero) and not self.least / unit <= value <= self.most / unit:
-            return False
-        return not self.whole or value == math.floor(value)
 
 
 RATE = Bounds(1.0, 1e16)
@@ -148,11 +157,7 @@ class Quantity:
 
 
 def read_quantity(entry: Any, where: str, bounds: Bounds, unit: float = 1.0, certainty: str = "given") -> Quantity:
-    """Read a bare number, which has `certainty`, or a `{ value, certainty, source }` table; times `unit`.
-
-    Raises:
-        ConfigError: not a number, or one outside the bounds.
-    """
+    """Read a bare number, which has `certainty`, or a `{ value, certainty, source }` table; times `unit`."""
     table: Mapping[str, Any] = entry if isinstance(entry, Mapping) else {"value": entry}
     if unknown := set(table) - {"value", "certainty", "source"}:
         raise ConfigError(
@@ -163,7 +168,10 @@ def read_quantity(entry: Any, where: str, bounds: Bounds, unit: float = 1.0, cer
     if needed := bounds.why_not(table["value"], unit):
         raise ConfigError(f"{where} is {shown(table['value'])}; {needed}")
     named = check_certainty(table.get("certainty", certainty), where)
-    return Quantity(float(table["value"]) * unit, named, plain_text(table.get("source", ""), f"the source of {where}"))
+    try:
+        return Quantity(float(table["value"]) * unit, named, check_text(table.get("source", "")))
+    except ValueError as error:
+        raise ConfigError(f"the source of {where} {error}") from None
 
 
 def check_certainty(name: object, where: str) -> str:
@@ -185,14 +193,27 @@ def is_plain(text: str) -> bool:
     return not any(unicodedata.category(sign)[0] == "C" or sign in "\u2028\u2029" for sign in text)
 
 
-def plain_text(value: object, where: str) -> str:
-    """A text of a settings file that will be printed.
-
-    Raises:
-        ConfigError: not a text, or one with line breaks or control characters.
-    """
+def check_text(value: object) -> str:
+    """For pydantic: a text that will be printed, or `ValueError`."""
     if not isinstance(value, str) or not is_plain(value):
-        raise ConfigError(f"{where} is {shown(value)}; give text on one line, in quotes, without control characters")
+        raise ValueError(f"is {shown(value)}; give text on one line, in quotes, without control characters")
+    return value
+
+
+def complaint(error: ValidationError) -> tuple[str, str]:
+    """The first complaint of pydantic: the dotted key, and what is wrong with its value."""
+    first = error.errors()[0]
+    return ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+
+
+def cell_number(text: str, where: str, bounds: Bounds, unit: float = 1.0) -> float:
+    """The number in a cell of a table; `DataError` when it is none, or outside the bounds."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise DataError(f"{where} is {shown(text)}; give a number") from None
+    if needed := bounds.why_not(value, unit):
+        raise DataError(f"{where} is {text}; {needed}")
     return value
 
 
@@ -218,11 +239,6 @@ def interval(middle: float, deviation: float) -> Interval:
     return Interval(middle, middle / factor, middle * factor)
 
 
-def combine(*deviations: float) -> float:
-    """Independent relative deviations together."""
-    return math.hypot(*deviations)
-
-
 @dataclass(frozen=True, slots=True)
 class Reach:
     """How far a prediction is from what was calibrated.
@@ -245,7 +261,7 @@ class Reach:
     @property
     def deviation(self) -> float:
         """Relative deviation of the model's form at this distance."""
-        return combine(
+        return math.hypot(
             self.lack_of_fit,
             _PER_DOUBLING_WORKERS * self.workers,
             _PER_DOUBLING_BATCH * self.batch,

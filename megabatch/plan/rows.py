@@ -31,11 +31,11 @@ from itertools import permutations
 from pathlib import Path
 
 from megabatch.errors import DataError
-from megabatch.plan.quantity import BATCH, COUNT, GLOBAL_BATCH_SIZE, STEP, Bounds, is_plain, shown
+from megabatch.plan.quantity import BATCH, COUNT, GLOBAL_BATCH_SIZE, STEP, Bounds, cell_number, is_plain
 
 __all__ = [
-    *("UNKNOWN", "SystemRow", "choose_evidence", "generation", "kind_of", "read_rows", "refuse_contradicting"),
-    "spelled",
+    *("UNKNOWN", "SystemRow", "choose_evidence", "generation", "kind_of", "read_rows", "read_table"),
+    *("refuse_contradicting", "spelled"),
 ]
 
 UNKNOWN = "unknown"
@@ -112,22 +112,14 @@ def read_rows(path: str | Path) -> tuple[list[SystemRow], list[str]]:
     Raises:
         DataError: no such table, a value that cannot be, or rows that contradict each other.
     """
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:  # spreadsheets put a mark in front
-            reader = csv.DictReader(file)
-            reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
-            columns = set(reader.fieldnames)
-            table = [(reader.line_num, cells) for cells in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"'{path}' cannot be read ({error}); give a CSV of measured systems") from None
-    if not {"N", "step_ms"} <= columns or not columns & {"local_b", "gbs"}:
+    columns, table = read_table(path, f"'{path}'", "a CSV of measured systems")
+    if not {"N", "step_ms"} <= set(columns) or not {"local_b", "gbs"} & set(columns):
         raise DataError(
             f"'{path}' has columns {', '.join(sorted(columns)) or 'none'}; needed are N, step_ms and local_b or gbs"
         )
     rows: list[SystemRow] = []
     remarks: list[str] = []
-    for line, raw in table:
-        cells = {key: (value or "").strip() for key, value in raw.items() if key}
+    for line, cells in table:
         row, remark = _read_row(cells, line, f"'{path}' line {line}")
         rows += [row] if row else []
         remarks += [f"line {line} ({cells.get('system', '')}): {remark}"] if remark else []
@@ -135,6 +127,21 @@ def read_rows(path: str | Path) -> tuple[list[SystemRow], list[str]]:
     if not rows:
         raise DataError(f"'{path}' has no row with a number of workers and a local batch; fill in N and local_b")
     return rows, remarks
+
+
+def read_table(path: str | Path, name: str, wanted: str) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
+    """The columns of a CSV, and every row with its line; `name` and `wanted` say in errors what it is and should be."""
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:  # spreadsheets put a mark in front
+            reader = csv.DictReader(file)
+            reader.fieldnames = columns = [column.strip() for column in reader.fieldnames or ()]
+            rows = [
+                (reader.line_num, {key: (value or "").strip() for key, value in cells.items() if key})
+                for cells in reader
+            ]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{name} cannot be read ({error}); give {wanted}") from None
+    return columns, rows
 
 
 def refuse_contradicting(rows: Sequence[SystemRow], source: str | Path) -> None:
@@ -275,15 +282,7 @@ def _read_row(cells: dict[str, str], line: int, where: str) -> tuple[SystemRow |
 
 def _number(cells: dict[str, str], name: str, where: str) -> float:
     """The value of a cell, 0 when it is empty or not there."""
-    text = cells.get(name, "")
-    try:
-        value = float(text) if text else 0.0
-    except ValueError:
-        raise DataError(f"{where}: {name} is {shown(text)}; give a number") from None
-    bounds, unit = _BOUNDS[name]
-    if text and (needed := bounds.why_not(value, unit)):
-        raise DataError(f"{where}: {name} is {text}; {needed}")
-    return value
+    return cell_number(text, f"{where}: {name}", *_BOUNDS[name]) if (text := cells.get(name, "")) else 0.0
 
 
 def _world(cells: dict[str, str], system: str, where: str) -> tuple[int, int, str]:

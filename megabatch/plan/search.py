@@ -1,6 +1,6 @@
 """Plans: every combination is priced by its middle, the best of each kind is estimated in full, and one is chosen.
 
-Candidates differ in workers, all-reduce algorithm, grid and bucket size. Total batches compete only where epochs by
+Candidates differ in workers, all-reduce algorithm, grid and bucket size. Global batches compete only where epochs by
 batch are known (a convergence law): without one a larger batch would always seem better. They are the recipe's own and
 a ladder over the known range, the best rung refined: whole ghost batches, or the same number of images for every
 worker, each constant or doubled after a third of the way, and the recipe's own stages at that size.
@@ -73,7 +73,7 @@ class Goal:
 class PlanResult:
     """The candidates worth showing, fastest first; those of `front` are on the Pareto front.
 
-    load: the workload at the total batch of the choice. left_out: numbers of workers, or batches, that were asked for
+    load: the workload at the global batch of the choice. left_out: numbers of workers, or batches, that were asked for
     and cannot be, each with its reason.
     """
 
@@ -226,7 +226,7 @@ def best_candidates(estimator: Estimator, workers: int, space: Space) -> tuple[l
 def best_batch(
     estimator: Estimator, workers: int, candidates: Sequence[Candidate], space: Space
 ) -> tuple[Estimator, int]:
-    """The estimator at the total batch that reaches the target soonest on these workers, and how many were tried.
+    """The estimator at the global batch that reaches the target soonest on these workers, and how many were tried.
 
     `candidates` are the best ways to run the recipe's own batch, none when it cannot be run. They and those of a
     middling batch suit the others well enough to compare: a whole search is made again only for the one that wins.
@@ -261,7 +261,7 @@ def _first_candidates(loads: Sequence[Estimator], workers: int, space: Space) ->
     law = loads[0].convergence
     assert law is not None
     raise ConfigError(
-        f"no total batch from {law.batches[0] / 2:,.0f} to {law.batches[1]:,.0f}, whose convergence is known, fits "
+        f"no global batch from {law.batches[0] / 2:,.0f} to {law.batches[1]:,.0f}, whose convergence is known, fits "
         f"{workers:,} workers; ask for fewer, or give batches with --batch"
     )
 
@@ -280,7 +280,7 @@ def _price(loads: Sequence[Estimator], candidates: Sequence[Candidate]) -> list[
 def loads_near(
     workload: Workload, workers: int, global_batch_size: float, law: ConvergenceLaw, *, doubled: bool = True
 ) -> list[Workload]:
-    """The recipe near a total batch, where convergence is known: constant, and `doubled` after a third of the way.
+    """The recipe near a global batch, where convergence is known: constant, and `doubled` after a third of the way.
 
     Either whole ghost batches, wherever they fall, or as many images for every worker, with a smaller ghost where
     that is needed; and the recipe's own stages at that size.

@@ -1,33 +1,51 @@
-"""What a person sees of plans, clusters, validations and comparisons: tables for 80 columns, and reasons in words."""
+"""What a person sees of plans, clusters, validations and comparisons: tables for 80 columns, reasons, figures.
+
+`--figure front.svg` writes front.svg, front.png and front.csv, which holds every candidate with all its numbers, and
+the same three for front_parts, the parts of a step. Both are figures of the report.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from megabatch.files import write_atomically
 from megabatch.plan.calibrate import Evidence
 from megabatch.plan.cluster import Cluster
+from megabatch.plan.cluster_file import cluster_as_data
 from megabatch.plan.estimate import Estimate
 from megabatch.plan.fit import PARAMETERS, StepFit
 from megabatch.plan.quantity import Interval
 from megabatch.plan.search import FLAT_ALGORITHMS, PlanResult
 from megabatch.plan.validate import RowResult, Validation
 from megabatch.plan.workload import Workload
+from megabatch.report.figure import Axis, Figure, Series, write_figures
 from megabatch.report.plan_compare import PlanComparison
 
 __all__ = [
-    *("cluster_as_data", "duration", "print_cluster", "print_comparison", "print_plan", "print_validation"),
+    *("draw_plan", "duration", "front_figure", "parts_figure", "print_cluster", "print_comparison", "print_plan"),
+    "print_validation",
 ]
 
 _SHOWN = 12
 _BAR = 30
-_HEAD = ("accelerator", "backend", "num_nodes", "workers_per_node", "nodes_per_rack")
+_PARTS = {
+    "compute": "compute",
+    "exposed communication": "communication",
+    "stragglers": "momentum",
+    "loader": "data",
+}
+"""The parts of a step, and the report's colour of each."""
+_MOST_BARS = 7
 _RULES = {
     "larger": "Rows of more than 64 workers, predicted from rows of at most 64",
     "others": "Rows of at most 64 workers, each predicted from the others of at most 64",
@@ -54,7 +72,7 @@ def print_plan(result: PlanResult, evidence: Evidence, workload: Workload, conso
     out.print(f"\n[bold]Choice[/bold] ({result.reason})")
     out.print(
         f"  {_workers(chosen)}, {chosen.candidate.algorithm}, {grid}buckets {_bucket(chosen)}\n"
-        f"  total batch {chosen.batch}; ghost batch {chosen.ghost_batch_size}"
+        f"  global batch {chosen.batch}; ghost batch {chosen.ghost_batch_size}"
     )
     _print_facts(out, chosen)
     out.print(f"\n[bold]One step[/bold], {duration(chosen.step.middle)}")
@@ -66,11 +84,6 @@ def print_plan(result: PlanResult, evidence: Evidence, workload: Workload, conso
     for one in [one for one in result.sensitivity if one.gain >= 0.005][:4]:
         out.print(f"  {one.gain:>4.0%}  {one.what}")
     _print_reservations(out, result, evidence, workload)
-
-
-def cluster_as_data(file: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One entry a value: where it stands, the value, its certainty ("given" for a bare number) and its source."""
-    return [{"key": key, **_value(entry)} for key, entry in _values(file)]
 
 
 def print_cluster(cluster: Cluster, file: Mapping[str, Any], console: Console | None = None) -> None:
@@ -254,41 +267,6 @@ def _bucket(one: Estimate) -> str:
     return f"{size:g} MB" if math.isfinite(size) else "one"
 
 
-def _values(head: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    yield from ((key, head[key]) for key in _HEAD if key in head)
-    for name, section in head.items():
-        if not isinstance(section, Mapping):
-            continue
-        inner = section if name != "link" else {}
-        yield from ((f"{name}.{key}", entry) for key, entry in _entries(name, inner))
-        for link, keys in section.items() if name == "link" else ():
-            yield from ((f"link.{link}.{key}", entry) for key, entry in keys.items())
-
-
-def _entries(name: str, section: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The keys of a section; the step times of [compute] share its certainty and source."""
-    if name != "compute":
-        yield from section.items()
-        return
-    shared = {"certainty": section.get("certainty", "given"), "source": section.get("source", "")}
-    for batch, entry in section["milliseconds_by_local_batch"].items():
-        bare = not isinstance(entry, Mapping)
-        yield f"{section.get('model', 'resnet50')}.milliseconds.{batch}", {"value": entry, **shared} if bare else entry
-    if "backward_share" in section:
-        yield "backward_share", section["backward_share"]
-
-
-def _value(entry: Any) -> dict[str, Any]:
-    if isinstance(entry, Mapping):
-        return {
-            "value": entry["value"],
-            "certainty": entry.get("certainty", "given"),
-            "source": entry.get("source", ""),
-        }
-    is_number = isinstance(entry, int | float) and not isinstance(entry, bool)
-    return {"value": entry, "certainty": "given" if is_number else "", "source": ""}
-
-
 def _predicted_rows(rows: Sequence[RowResult]) -> Table:
     table = Table("system", "workers", "batch", "ms", "predicted [80 %]", "error", "in", box=None, padding=(0, 1, 0, 0))
     for column in table.columns:
@@ -306,3 +284,74 @@ def _predicted_rows(rows: Sequence[RowResult]) -> Table:
             "yes" if row.covered else "NO",
         )
     return table
+
+
+def draw_plan(result: PlanResult, cluster: str, path: Path) -> None:
+    """Write `path` with the suffixes .svg, .png and .csv, and the parts of a step beside it."""
+    stem = path.stem if path.suffix in (".svg", ".png", ".csv") else path.name
+    write_figures([front_figure(result, cluster, stem), parts_figure(result, f"{stem}_parts")], path.parent)
+    write_atomically(path.parent / f"{stem}.csv", _table(result))
+
+
+def front_figure(result: PlanResult, cluster: str, key: str) -> Figure:
+    """Training time against cost: a dot a candidate, numbers of workers along the front."""
+    chosen, name = result.chosen, result.load.name
+    series = []
+    for algorithm in dict.fromkeys(one.candidate.algorithm for one in result.candidates):
+        mine = [one for one in result.candidates if one.candidate.algorithm == algorithm]
+        bills, seconds = tuple(one.bill.middle for one in mine), tuple(one.training.middle for one in mine)
+        label = algorithm.replace("_", " ")
+        series.append(Series(label, f"algorithm:{algorithm}", bills, seconds, "simulated", "points"))
+    front = sorted(result.front, key=lambda one: one.bill.middle)
+    bills, seconds = tuple(one.bill.middle for one in front), tuple(one.training.middle for one in front)
+    label = "neither faster nor cheaper exists"
+    series.append(Series(label, "ideal", bills, seconds, "simulated", dashed=True))
+    training = chosen.training
+    spread = ((chosen.bill.middle,), (training.middle,)), ((training.low,), (training.high,))
+    series.append(Series("chosen, 80 % interval", "noise", *spread[0], "simulated", "points", *spread[1]))
+    grid = "" if chosen.candidate.algorithm in FLAT_ALGORITHMS else f" {chosen.candidate.grid.text}"
+    title = (
+        f"{name} on {cluster}: {chosen.candidate.workers:,} workers, {chosen.candidate.algorithm}{grid}, "
+        f"{training.middle:,.0f} s"
+    )
+    unit = f"cost [{chosen.currency}]" if chosen.cost is not None else "node hours"
+    x = Axis(f"{unit}, initialisation included", _scale([one.bill.middle for one in result.candidates]))
+    y = Axis("training time [s]", _scale([one.training.middle for one in result.candidates]))
+    marks = tuple((one.bill.middle, f"{one.candidate.workers:,}") for one in front)
+    caption = f"Best of every number of workers and algorithm; {result.num_considered:,} candidates priced."
+    return Figure(key, title, caption, x, y, tuple(series), marks)
+
+
+def parts_figure(result: PlanResult, key: str) -> Figure:
+    """What a step consists of along the front, as parts of one."""
+    front = sorted(result.front, key=lambda one: one.candidate.workers)
+    drawn = front[-_MOST_BARS:]
+    labels = tuple(f"{one.candidate.workers:,}\n{duration(one.step.middle)}" for one in drawn)
+    series = []
+    for part, color in _PARTS.items():
+        heights = tuple(one.step_parts.get(part, 0.0) / one.step.middle for one in drawn)
+        if any(heights):
+            series.append(Series(part, color, labels, heights, "simulated", "bars", group="step"))
+    cut = f", {len(drawn)} largest" if len(drawn) < len(front) else ""
+    x, y = Axis("workers, time of a step", "category"), Axis("part of a step [%]", percent=True, from_zero=True)
+    return Figure(key, f"Parts of a step, along the front{cut}", "Predicted.", x, y, tuple(series))
+
+
+def _scale(values: list[float]) -> Literal["log", "linear"]:
+    """Powers of ten need a few of them to show; near values do better without."""
+    return "log" if max(values) > 5 * min(values) else "linear"
+
+
+def _table(result: PlanResult) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    head = ("workers", "algorithm", "grid", "bucket_mb", "batch", "step_seconds", "training_seconds", "training_low")
+    writer.writerow([*head, "training_high", "node_hours", "cost", "front", "chosen"])
+    for one in result.candidates:
+        way = one.candidate
+        numbers = (one.step.middle, one.training.middle, one.training.low, one.training.high, one.node_hours.middle)
+        cost = f"{one.cost.middle:.6g}" if one.cost else ""
+        marks = (int(one in result.front), int(one is result.chosen))
+        row = (way.workers, way.algorithm, way.grid.text, way.bucket_mb, one.batch, *(f"{x:.6g}" for x in numbers))
+        writer.writerow([*row, cost, *marks])
+    return text.getvalue()

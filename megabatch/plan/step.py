@@ -22,7 +22,7 @@ from megabatch.errors import ConfigError
 from megabatch.plan.cluster import KNOBS, NETWORK_KNOBS, Cluster
 from megabatch.plan.compute import empirical_maximum, expected_maximum
 from megabatch.plan.fit import StepFit
-from megabatch.plan.quantity import Reach, combine
+from megabatch.plan.quantity import Reach
 from megabatch.plan.workload import Layer, Workload, busiest_passes, fill_buckets, fitting_ghost, model_layers
 
 __all__ = ["Candidate", "Prices", "StepModel", "StepTime"]
@@ -186,9 +186,9 @@ class StepModel:
         if self.fit is not None:
             nodes, passes = self.cluster.nodes_of(candidate.workers), round(here.local_batch / here.ghost_batch_size)
             of_fit = self.fit.deviation(here.ghost_batch_size, candidate.workers, nodes, passes)
-            return combine(of_fit, math.sqrt(squares), rough, other_model)
+            return math.hypot(of_fit, math.sqrt(squares), rough, other_model)
         form, table = self._reach(candidate).deviation, self.cluster.compute.deviation(here.ghost_batch_size)
-        return combine(math.sqrt(squares), form, table, other_model, rough)
+        return math.hypot(math.sqrt(squares), form, table, other_model, rough)
 
     def warnings(self, candidate: Candidate, global_batch_size: int) -> list[str]:
         """What makes the interval wide, for people."""

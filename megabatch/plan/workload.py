@@ -7,7 +7,7 @@ taking its part of the multiply-adds out of the backward pass. DDP fills buckets
 by default is gone when a size is given, as the trainer gives it.
 
 Ghost batches fall to the workers as in a run. A recipe's ghost batch stays while every worker gets at least one. With
-more workers than ghosts it must shrink, to a divisor of every total batch: the next one above a worker's fair share or
+more workers than ghosts it must shrink, to a divisor of every global batch: the next one above a worker's fair share or
 the next below, whichever makes the shorter steps. Still smaller ones could balance the last images, but batch-norm
 would pay for it. Workers that get no ghost are allowed: 67,840 images on 1,024 workers are 848 ghosts of 80, and 176
 workers wait.
@@ -107,12 +107,12 @@ class Workload:
 
     @property
     def global_batch_sizes(self) -> tuple[int, ...]:
-        """Every total batch of the trunk and its branches, rising."""
+        """Every global batch of the trunk and its branches, rising."""
         of_branches = (self._total(branch, self.epochs) for branch in self.branches)
         return tuple(sorted({*self.stages.global_batch_sizes, *of_branches}))
 
     def with_batch(self, stages: BatchStages, ghost_batch_size: int | None = None, *, fixed: bool = True) -> Workload:
-        """The same recipe at another total batch, whose stages lie where they are given unless they are not `fixed`."""
+        """The same recipe at another global batch; its stages stay where they are given unless they are not `fixed`."""
         ghost = ghost_batch_size or self.ghost_batch_size
         return dataclasses.replace(self, stages=stages, ghost_batch_size=ghost, fixed_stages=fixed)
 
@@ -121,7 +121,7 @@ class Workload:
         return self.stages if self.fixed_stages else self.stages.stretched(epochs / self.epochs)
 
     def steps_by_stage(self, epochs: float) -> list[tuple[int, int]]:
-        """(total batch, steps) of each stage and then of each branch, for a trunk of so many epochs."""
+        """(global batch, steps) of each stage and then of each branch, for a trunk of so many epochs."""
         counts, before, stages = [], 0, self.stages_over(epochs)
         ends = [*(min(epochs, start) for start in stages.from_epochs[1:]), epochs]
         for index, (global_batch_size, end) in enumerate(zip(stages.global_batch_sizes, ends, strict=True), start=1):
@@ -205,7 +205,7 @@ def fitting_ghost(workload: Workload, workers: int, pass_seconds: Callable[[floa
         return workload.ghost_batch_size
     if totals[0] / workers < _LEAST_GHOST:
         raise ConfigError(
-            f"total batch {totals[0]:,} on {workers:,} workers leaves {totals[0] / workers:.2g} images each; "
+            f"global batch {totals[0]:,} on {workers:,} workers leaves {totals[0] / workers:.2g} images each; "
             f"at least {_LEAST_GHOST} are needed: ask for fewer workers or a larger batch"
         )
     common, share = math.gcd(*totals), totals[0] / workers

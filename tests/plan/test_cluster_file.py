@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import tomllib
 
 import pytest
 
 from megabatch.errors import ConfigError
 from megabatch.plan.cluster import read_cluster
-from megabatch.plan.cluster_file import ClusterFile, parse_cluster
+from megabatch.plan.cluster_file import ClusterFile, cluster_as_data, parse_cluster
 from tests.plan.laboratory import CLUSTER
 
 RATE = "gigabytes_per_second = 12.5"
@@ -135,3 +136,24 @@ def test_step_times_that_cannot_be(text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         read_cluster(CLUSTER.replace(STEPS, text), "x")
     assert "\n" not in str(caught.value)
+
+
+def test_links_step_times_and_bare_numbers() -> None:
+    text = """
+    name = "x"
+    workers_per_node = 8
+    [link.worker]
+    gigabytes_per_second = { value = 2, certainty = "quoted", source = "sheet" }
+    [compute]
+    certainty = "measured"
+    source = "mine"
+    milliseconds_by_local_batch = { "32" = 5.0, "64" = { value = 9.0, certainty = "assumed", source = "guess" } }
+    [price]
+    currency = "EUR"
+    """
+    values = {entry.pop("key"): entry for entry in cluster_as_data(tomllib.loads(text))}
+    assert values["workers_per_node"] == {"value": 8, "certainty": "given", "source": ""}
+    assert values["link.worker.gigabytes_per_second"] == {"value": 2, "certainty": "quoted", "source": "sheet"}
+    assert values["compute.resnet50.milliseconds.32"] == {"value": 5.0, "certainty": "measured", "source": "mine"}
+    assert values["compute.resnet50.milliseconds.64"]["source"] == "guess"
+    assert values["price.currency"]["certainty"] == ""

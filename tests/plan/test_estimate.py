@@ -49,7 +49,7 @@ def test_stages_are_priced_as_stages() -> None:
 
 
 def test_a_collapse_at_the_same_batch_is_as_uncertain_as_its_trunk() -> None:
-    """Trunk and branches may have one total batch: each counts, in the time and in the interval."""
+    """Trunk and branches may have one global batch: each counts, in the time and in the interval."""
     plain = Estimator(laboratory(), workload()).estimate(TORUS)
     collapsed = Estimator(laboratory(), dataclasses.replace(workload(), branches=(Branch(85.0, 5.0),))).estimate(TORUS)
     assert collapsed.steps > plain.steps
@@ -176,7 +176,7 @@ def test_a_batch_far_beyond_the_critical_one_is_bound_by_convergence() -> None:
     share = chosen.time_parts["steps"] / chosen.total.middle
     assert gain["convergence at this batch"] == pytest.approx(share * (1 - law.floor_epochs / chosen.epochs.middle))
     assert gain["convergence at this batch"] > 0.4
-    assert gain["total batch"] < 0
+    assert gain["global batch"] < 0
 
 
 def test_with_a_fit_compute_and_stragglers_are_of_the_fit() -> None:

@@ -15,10 +15,9 @@ from megabatch.plan.quantity import (
     Bounds,
     Quantity,
     Reach,
-    combine,
+    check_text,
     interval,
     is_plain,
-    plain_text,
     read_quantity,
     shown,
 )
@@ -97,14 +96,14 @@ def test_zero_whole_numbers_and_hints() -> None:
 
 
 def test_plain_text_is_one_line() -> None:
-    assert plain_text("gr\u00f6\u00dfer [/x] \u5927", "title") == "gr\u00f6\u00dfer [/x] \u5927"
+    assert check_text("gr\u00f6\u00dfer [/x] \u5927") == "gr\u00f6\u00dfer [/x] \u5927"
     for text in ("two\nlines", "\x1b[31mred", "a\u2028b", "tab\t", "\x00"):
         assert not is_plain(text)
-        with pytest.raises(ConfigError, match=r"title is .*; give text on one line") as caught:
-            plain_text(text, "title")
+        with pytest.raises(ConfigError, match=r"the source of x is .*; give text on one line") as caught:
+            read_quantity({"value": 1, "source": text}, "x", ANY)
         assert is_plain(str(caught.value))
-    with pytest.raises(ConfigError, match="title is 5; give text"):
-        plain_text(5, "title")
+    with pytest.raises(ValueError, match="is 5; give text"):
+        check_text(5)
 
 
 def test_long_values_are_shortened() -> None:
@@ -149,7 +148,3 @@ def test_rows_that_disagree_widen_and_are_told() -> None:
     apart = Reach(lack_of_fit=0.2)
     assert apart.deviation > 4 * Reach().deviation
     assert "disagree with one another by 20%" in apart.warnings[0]
-
-
-def test_deviations_add_in_squares() -> None:
-    assert combine(3.0, 4.0) == pytest.approx(5.0)

@@ -76,7 +76,7 @@ def test_batches_compete_by_time_to_the_target() -> None:
     batches = [parse_stages(text) for text in (16384, 65536, "0:16384 30:65536")]
     result = plan(Estimator(PRICED, workload(), mlperf_law()), [512], Goal(), batches=batches)
     assert {one.batch for one in result.candidates} == {str(stages) for stages in batches}
-    assert any(one.what == "twice the total batch" for one in result.sensitivity)
+    assert any(one.what == "twice the global batch" for one in result.sensitivity)
 
 
 def test_batches_are_searched_where_convergence_is_known() -> None:
@@ -224,5 +224,5 @@ def test_a_batch_too_small_for_the_workers_is_no_end() -> None:
     law = mlperf_law()
     found, _ = best_batch(Estimator(laboratory(), workload(1632, 8), law), 1024, [], Space())
     assert found.workload.stages.global_batch_sizes[0] >= 2 * 1024
-    with pytest.raises(ConfigError, match="no total batch from 816 to 67,840"):
+    with pytest.raises(ConfigError, match="no global batch from 816 to 67,840"):
         best_batch(Estimator(laboratory(), workload(1632, 8), law), 100_000, [], Space())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import io
 import json
@@ -13,12 +14,13 @@ from rich.console import Console
 
 from megabatch.plan.calibrate import Evidence
 from megabatch.plan.cluster import cluster_names, cluster_text, load_cluster, read_cluster
+from megabatch.plan.cluster_file import cluster_as_data
 from megabatch.plan.estimate import Estimator
 from megabatch.plan.fit import fit_steps
 from megabatch.plan.plan_file import plan_as_data
 from megabatch.plan.search import Goal, plan
 from megabatch.plan.show import (
-    cluster_as_data,
+    draw_plan,
     duration,
     print_cluster,
     print_comparison,
@@ -87,27 +89,6 @@ def test_every_value_of_a_shipped_file_is_shown_with_its_source(name: str) -> No
         assert entry["source"][:40] in text
     # A number without a source vouches for itself; everything uncertain says why.
     assert all(entry["source"] for entry in values if entry["certainty"] in ("assumed", "unknown", "derived"))
-
-
-def test_links_step_times_and_bare_numbers() -> None:
-    text = """
-    name = "x"
-    workers_per_node = 8
-    [link.worker]
-    gigabytes_per_second = { value = 2, certainty = "quoted", source = "sheet" }
-    [compute]
-    certainty = "measured"
-    source = "mine"
-    milliseconds_by_local_batch = { "32" = 5.0, "64" = { value = 9.0, certainty = "assumed", source = "guess" } }
-    [price]
-    currency = "EUR"
-    """
-    values = {entry.pop("key"): entry for entry in cluster_as_data(tomllib.loads(text))}
-    assert values["workers_per_node"] == {"value": 8, "certainty": "given", "source": ""}
-    assert values["link.worker.gigabytes_per_second"] == {"value": 2, "certainty": "quoted", "source": "sheet"}
-    assert values["compute.resnet50.milliseconds.32"] == {"value": 5.0, "certainty": "measured", "source": "mine"}
-    assert values["compute.resnet50.milliseconds.64"]["source"] == "guess"
-    assert values["price.currency"]["certainty"] == ""
 
 
 def test_every_predicted_row_and_the_groups(tmp_path: Path) -> None:
@@ -181,3 +162,15 @@ def test_a_run_that_is_not_the_plans_is_told(tmp_path: Path) -> None:
     text = printed(run_folder(tmp_path, 1.0, workers=1, steps_factor=0.5))
     assert "the run differs from its plan: 1 worker instead of 64" in text
     assert "training is not compared" in text
+
+
+def test_svg_png_and_the_numbers_behind_them(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the figure is an extra")
+    result = plan(Estimator(laboratory(), workload()), [64, 128], Goal())
+    for name in ("one", "two"):
+        draw_plan(result, "laboratory", tmp_path / f"{name}.svg")
+    for suffix in (".svg", ".png", ".csv"):
+        assert (tmp_path / f"one{suffix}").read_bytes() == (tmp_path / f"two{suffix}").read_bytes()
+    rows = list(csv.DictReader((tmp_path / "one.csv").read_text(encoding="utf-8").splitlines()))
+    assert len(rows) == len(result.candidates)
+    assert sum(int(row["chosen"]) for row in rows) == 1
