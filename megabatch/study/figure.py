@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,6 @@ _MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 def has_matplotlib() -> bool:
     """Whether figures can be drawn here."""
-    from importlib.util import find_spec
-
     return find_spec("matplotlib") is not None
 
 

@@ -1,6 +1,11 @@
 """What the runs of a study came to: one row per run, one row per arm, and each arm against another.
 
 Accuracies are in percent, differences in points. Torch-free.
+
+Two arms are compared by Welch's t-test: a difference of means, its 95 % interval and a p value, without assuming that
+both arms spread alike. What the interval says is put into one word (`Comparison.verdict`), so that "no difference was
+found" is never mistaken for "they are equal": with three seeds an interval is wide, and an arm only counts as being
+within a margin of another when the whole interval lies inside it.
 """
 
 from __future__ import annotations
@@ -9,29 +14,62 @@ import csv
 import io
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from scipy.special import stdtr, stdtrit  # Student's distribution and its inverse
 
 from megabatch.errors import DataError
 from megabatch.report.run import read_json
 from megabatch.schedule.batch import parse_stages
 from megabatch.study.plan import Arm, Study
 from megabatch.study.run import ENSEMBLE_FILE
-from megabatch.study.statistics import Comparison, Spread, compare, holm, spread
 
 __all__ = [
-    "ArmResult",
-    "RunResult",
-    "arm_rows",
-    "collect",
-    "compared",
-    "csv_text",
-    "left_out",
-    "markdown_table",
-    "number_of_run",
-    "statements",
+    *("ArmResult", "Comparison", "RunResult", "Spread", "arm_rows", "collect", "compare", "compared", "csv_text"),
+    *("holm", "left_out", "markdown_table", "number_of_run", "spread", "statements"),
 ]
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Spread:
+    """n values: mean, standard deviation of one value (n - 1 in the denominator; NaN for one value), extremes."""
+
+    n: int
+    mean: float
+    std: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One arm less another: difference of means, its 95 % interval, two-sided p. NaN where n is too small to say."""
+
+    difference: float
+    low: float
+    high: float
+    p: float
+
+    def is_inside(self, margin: float) -> bool:
+        """Whether the whole interval lies within the margin."""
+        return -margin <= self.low and self.high <= margin
+
+    def verdict(self, margin: float) -> str:
+        """What the interval says: a difference, equality within the margin, or neither."""
+        if math.isnan(self.low):
+            return "too few runs to say"
+        inside = self.is_inside(margin)
+        if self.high < 0:
+            return "worse, within the margin" if inside else "worse"
+        if self.low > 0:
+            return "better, within the margin" if inside else "better"
+        if inside:
+            return "equal within the margin"
+        return "not worse by more than the margin" if self.low >= -margin else "undecided"
 
 
 @dataclass(frozen=True)
@@ -116,16 +154,47 @@ def compared(found: Sequence[ArmResult]) -> list[ArmResult]:
     by_name = {result.arm.name: result for result in found}
     comparisons: list[Comparison | None] = []
     for result in found:
-        other = by_name.get(result.arm.against)
-        if other is None or other is result:
-            comparisons.append(None)
-        else:
-            comparisons.append(compare([r.percent for r in result.runs], [r.percent for r in other.runs]))
+        other = by_name.get(result.arm.against, result)
+        values, others = ([run.percent for run in one.runs] for one in (result, other))
+        comparisons.append(compare(values, others) if other is not result else None)
     adjusted = holm([c.p if c else math.nan for c in comparisons])
-    return [
-        ArmResult(result.arm, result.runs, result.spread, comparison, p)
-        for result, comparison, p in zip(found, comparisons, adjusted, strict=True)
-    ]
+    return [replace(one, comparison=c, p_holm=p) for one, c, p in zip(found, comparisons, adjusted, strict=True)]
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Mean and spread of at least one value."""
+    n = len(values)
+    mean = math.fsum(values) / n
+    std = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1)) if n > 1 else math.nan
+    return Spread(n, mean, std, min(values), max(values))
+
+
+def compare(values: Sequence[float], others: Sequence[float]) -> Comparison:
+    """Welch's t-test of `values` against `others` (Welch 1947): the arms may differ in number and in spread."""
+    one, two = spread(values), spread(others)
+    difference = one.mean - two.mean
+    if one.n < 2 or two.n < 2:
+        return Comparison(difference, math.nan, math.nan, math.nan)
+    variance_one, variance_two = one.std**2 / one.n, two.std**2 / two.n
+    error = math.sqrt(variance_one + variance_two)
+    if error == 0:
+        return Comparison(difference, difference, difference, 1.0 if difference == 0 else 0.0)
+    # Satterthwaite's degrees of freedom. `scipy.stats.ttest_ind` is not used: it warns when an arm has no spread.
+    freedom = error**4 / (variance_one**2 / (one.n - 1) + variance_two**2 / (two.n - 1))
+    half = float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * error
+    p = 2 * float(stdtr(freedom, -abs(difference) / error))
+    return Comparison(difference, difference - half, difference + half, p)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """The p values made larger for being many (Holm 1979): any of those below 0.05 stands at 5 % for all together."""
+    order = sorted(range(len(p_values)), key=lambda i: (math.isnan(p_values[i]), p_values[i]))
+    tested = sum(not math.isnan(p) for p in p_values)
+    adjusted, largest = [math.nan] * len(p_values), 0.0
+    for place, index in enumerate(order[:tested]):
+        largest = max(largest, min(1.0, (tested - place) * p_values[index]))
+        adjusted[index] = largest
+    return adjusted
 
 
 def arm_rows(results: Sequence[ArmResult], margin_points: float) -> list[dict[str, Any]]:
@@ -149,7 +218,7 @@ def arm_rows(results: Sequence[ArmResult], margin_points: float) -> list[dict[st
                 "interval95_low": _plain(c.low) if c else None,
                 "interval95_high": _plain(c.high) if c else None,
                 "p_welch": _plain(c.p, 6) if c else None,
-                "p_holm": _plain(result.p_holm, 6) if c else None,
+                "p_holm": _plain(result.p_holm, 6),
                 "verdict": c.verdict(margin_points) if c else None,
             }
         )
@@ -157,13 +226,12 @@ def arm_rows(results: Sequence[ArmResult], margin_points: float) -> list[dict[st
 
 
 def csv_text(rows: Sequence[dict[str, Any]] | Sequence[RunResult]) -> str:
-    """The rows as CSV, a header first."""
+    """At least one row as CSV, a header first."""
     tables = [row if isinstance(row, dict) else asdict(row) for row in rows]
     out = io.StringIO()
-    if tables:
-        writer = csv.DictWriter(out, fieldnames=list(tables[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(tables)
+    writer = csv.DictWriter(out, fieldnames=list(tables[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(tables)
     return out.getvalue()
 
 
@@ -189,12 +257,12 @@ def markdown_table(results: Sequence[ArmResult], margin_points: float) -> str:
 
 def statements(results: Sequence[ArmResult], margin_points: float) -> list[str]:
     """What the comparisons say, and how far they can be trusted."""
-    tested = [r for r in results if r.comparison is not None and not math.isnan(r.comparison.p)]
+    tested = [(r, r.comparison) for r in results if r.comparison is not None and not math.isnan(r.comparison.p)]
     if not tested:
         return ["No two arms have two finished runs each: nothing can be said about differences."]
-    clear = [r.arm.name for r in tested if r.p_holm < 0.05]
-    counts = [r.spread.n for r in tested]
-    equal = [r.arm.name for r in tested if _inside(r, margin_points)]
+    clear = [r.arm.name for r, _ in tested if r.p_holm < 0.05]
+    counts = [r.spread.n for r, _ in tested]
+    equal = [r.arm.name for r, comparison in tested if comparison.is_inside(margin_points)]
     alone = "intervals and p are those of each comparison alone"
     return [
         f"{len(tested)} comparisons by Welch's t-test, {min(counts)} to {max(counts)} seeds an arm; {alone}.",
@@ -211,11 +279,6 @@ def left_out(study: Study, results: Sequence[ArmResult]) -> list[str]:
         return []
     told = "; ".join(f"{arm.name} ({finished.get(arm.name, 0)} of {arm.seeds} finished)" for arm in lacking)
     return [f"Not all runs are in, failed ones are not counted and may be the worst: {told}."]
-
-
-def _inside(result: ArmResult, margin: float) -> bool:
-    c = result.comparison
-    return c is not None and -margin <= c.low and c.high <= margin
 
 
 def _plain(value: float, digits: int = 4) -> float | None:

@@ -9,8 +9,7 @@ import pytest
 
 from megabatch.study.figure import draw_arms, draw_batch_sizes, save
 from megabatch.study.plan import Arm
-from megabatch.study.results import ArmResult, RunResult, compared
-from megabatch.study.statistics import spread
+from megabatch.study.results import ArmResult, RunResult, compared, spread
 
 pytest.importorskip("matplotlib")
 
