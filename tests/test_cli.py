@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from megabatch.__main__ import main
-from megabatch.data import downloads
+from megabatch.data import idx
 from megabatch.errors import DataError
 from megabatch.recipes import load_config
 from megabatch.train import entry
@@ -236,9 +236,9 @@ def test_a_set_that_can_and_one_that_cannot_be_had(command: Command, monkeypatch
     def unavailable(*_: object, **__: object) -> Path:
         raise DataError("fashion-mnist cannot be had (no network); use generated images")
 
-    monkeypatch.setattr(downloads, "get_fashion_mnist", unavailable)
+    monkeypatch.setattr(idx, "get_fashion_mnist", unavailable)
     assert "cannot be had" in command.refuses("data", "get", "fashion-mnist")
-    monkeypatch.setattr(downloads, "get_fashion_mnist", lambda *_, **__: Path("/here"))
+    monkeypatch.setattr(idx, "get_fashion_mnist", lambda *_, **__: Path("/here"))
     assert command("data", "get", "fashion-mnist").out == "fashion-mnist: /here\n"
 
 

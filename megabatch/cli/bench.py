@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
@@ -133,14 +133,17 @@ def bench_data(
 ) -> None:
     """Images per core and second: time of read, decode, augment, collate; cores that a rate needs."""
     from megabatch.bench.data import bench_images, result_lines
-    from megabatch.data.augment import Augmentation
+    from megabatch.data.augment import Augmentation, Crop
     from megabatch.data.decode import DecoderName, Decoding, check_decoder
+    from megabatch.errors import ConfigError
 
     check_decoder(decoder)
+    if crop not in get_args(Crop):
+        raise ConfigError(f"--crop is '{crop}'; it must be one of {', '.join(get_args(Crop))}")
     decoding = Decoding(cast(DecoderName, decoder), reduce_jpeg)
     strength = 0.4 if alter else 0.0
     augmentation = Augmentation(
-        crop=cast(Any, crop),  # which Augmentation checks
+        crop=cast(Crop, crop),
         padding=4 if crop == "pad" else 0,
         flip=True,
         brightness=strength,

@@ -37,7 +37,7 @@ def data_get(
     debug: Debug = False,
 ) -> None:
     """Fetch a known small set, check it, and say where it is."""
-    from megabatch.data.downloads import get_fashion_mnist
+    from megabatch.data.idx import get_fashion_mnist
     from megabatch.data.storage import default_cache
     from megabatch.errors import DataError, nearest
 

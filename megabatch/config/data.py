@@ -20,14 +20,21 @@ class AugmentConfig(Section):
     flip: bool = False
     area_min: Annotated[float, Field(gt=0, le=1)] = 0.08
     area_max: Annotated[float, Field(gt=0, le=1)] = 1.0
-    aspect_min: Annotated[float, Field(gt=0)] = 3 / 4
-    aspect_max: Annotated[float, Field(gt=0)] = 4 / 3
+    aspect_min: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3 / 4
+    aspect_max: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 4 / 3
     side_share: Share = 0.0  # above 0: "resized" cuts squares of this share of the shorter side, at random places
     brightness: Share = 0.0  # a factor from 1 - this to 1 + this; likewise contrast and saturation
     contrast: Share = 0.0
     saturation: Share = 0.0
     rotation_degrees: Annotated[float, Field(ge=0, le=180)] = 0.0
     noise_std: Annotated[float, Field(ge=0, le=255)] = 0.0  # grey levels
+
+    @model_validator(mode="after")
+    def _ranges_rise(self) -> AugmentConfig:
+        for name, low, high in (("area", self.area_min, self.area_max), ("aspect", self.aspect_min, self.aspect_max)):
+            if low > high:
+                raise ValueError(f"augmentation {name} is {low:g} to {high:g}; it must be a rising range")
+        return self
 
 
 class GeneratedConfig(Section):

@@ -21,17 +21,10 @@ from PIL import Image
 
 from megabatch.data.jpeg import Box
 from megabatch.data.randomness import splitmix64
-from megabatch.errors import ConfigError
 
-__all__ = [
-    "CROP_TRIES",
-    "DISTORT_DRAWS",
-    "Augmentation",
-    "distort",
-    "pad_crop_flip",
-    "resized_crop_box",
-]
+__all__ = ["CROP_TRIES", "DISTORT_DRAWS", "Augmentation", "Crop", "distort", "pad_crop_flip", "resized_crop_box"]
 
+Crop = Literal["none", "pad", "resized"]
 CROP_TRIES = 10
 DRAWS_PER_TRY = 4  # area, aspect, top, left
 DISTORT_DRAWS = 5  # brightness, contrast, saturation, angle, key of the noise
@@ -44,7 +37,7 @@ _NORMAL_STD = (_BYTES_PER_NORMAL * (256**2 - 1) / 12) ** 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """Which random changes a training image gets; the values are checked on construction.
+    """Which random changes a training image gets; the settings' `AugmentConfig` has checked the values.
 
     `pad` surrounds the image with `padding` black pixels and cuts the original size out of it; `resized`
     cuts a box of random area (a share of the image's) and aspect (width / height) and scales it; with `side_share` s
@@ -53,7 +46,7 @@ class Augmentation:
     -d to d; `noise_std` is in grey levels. Being a frozen value, it may be another one from one step to the next.
     """
 
-    crop: Literal["none", "pad", "resized"] = "none"
+    crop: Crop = "none"
     padding: int = 0
     flip: bool = False
     area_min: float = 0.08
@@ -66,31 +59,6 @@ class Augmentation:
     saturation: float = 0.0
     rotation_degrees: float = 0.0
     noise_std: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.crop not in ("none", "pad", "resized"):
-            raise ConfigError(f"augmentation crop is '{self.crop}'; it must be none, pad or resized")
-        if self.padding < 0:
-            raise ConfigError(f"augmentation padding is {self.padding}; it must be 0 or more pixels")
-        if not 0 < self.area_min <= self.area_max <= 1:
-            raise ConfigError(
-                f"augmentation area is {self.area_min} to {self.area_max}; "
-                "it must be a rising range of shares above 0 and up to 1"
-            )
-        if not 0 < self.aspect_min <= self.aspect_max < float("inf"):
-            raise ConfigError(
-                f"augmentation aspect is {self.aspect_min} to {self.aspect_max}; "
-                "it must be a rising range of finite ratios above 0"
-            )
-
-        for name in ("brightness", "contrast", "saturation", "side_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"augmentation {name} is {getattr(self, name)}; it must be a share from 0 to 1")
-        if not 0 <= self.rotation_degrees <= 180 or not 0 <= self.noise_std <= 255:
-            raise ConfigError(
-                f"augmentation rotation is {self.rotation_degrees} degrees and noise {self.noise_std} grey levels; "
-                "they must be from 0 to 180 and from 0 to 255"
-            )
 
     @property
     def distorts(self) -> bool:

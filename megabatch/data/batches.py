@@ -94,7 +94,6 @@ def assemble_training(
     seed: int,
     epochs: NDArray[np.int64] | int,
     samples: NDArray[np.int64],
-    decoding: Decoding = EXACT,
     *,
     tolerant: bool = False,
 ) -> Batch:
@@ -106,7 +105,7 @@ def assemble_training(
     images = np.empty((len(samples), image_size, image_size, source.channels), dtype=np.uint8)
     labels = np.empty(len(samples), dtype=np.int64)
     each = np.broadcast_to(np.asarray(epochs, dtype=np.int64), samples.shape)
-    fill_training(source, Job(augmentation, seed, each, samples), images, labels, decoding, [] if tolerant else None)
+    fill_training(source, Job(augmentation, seed, each, samples), images, labels, broken=[] if tolerant else None)
     return images, labels
 
 

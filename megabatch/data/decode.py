@@ -61,7 +61,7 @@ Name = str | Callable[[], str]
 def decode_image(encoded: bytes, channels: int, name: Name) -> NDArray[np.uint8]:
     """An encoded JPEG, PNG or WebP image, upright, as [height, width, channels]; DataError names it."""
     try:
-        pil = _upright(_open(encoded))
+        pil = ImageOps.exif_transpose(_open(encoded))  # upright, as the EXIF note wants it shown
         return np.asarray(_with_channels(pil, channels)).reshape(pil.height, pil.width, channels)
     except Exception as error:  # Pillow's readers raise a dozen types on broken bytes
         raise _broken(name, error) from error
@@ -95,7 +95,7 @@ def crop_resized(
     try:
         pil = _open(encoded)
         if not plain:
-            pil = _upright(pil)
+            pil = ImageOps.exif_transpose(pil)
         box = choose(pil.height, pil.width)
         part = reduction_for(box, height, width, may_reduce=plain and decoding.reduce)
         if part.denominator > 1:
@@ -186,11 +186,6 @@ def _open(encoded: bytes) -> Image.Image:
     if pil.width * pil.height > MAX_PIXELS:
         raise ValueError(_too_large(pil.height, pil.width))
     return pil
-
-
-def _upright(pil: Image.Image) -> Image.Image:
-    """The image as its EXIF note wants it shown."""
-    return ImageOps.exif_transpose(pil)
 
 
 def _with_channels(pil: Image.Image, channels: int) -> Image.Image:

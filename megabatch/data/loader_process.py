@@ -12,13 +12,12 @@ import mmap
 import os
 import pickle
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
 import weakref
 from collections import deque
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +28,8 @@ from megabatch.data.decode import Decoding
 from megabatch.data.sources import Source, image_name
 from megabatch.errors import DataError, MegabatchError
 
-__all__ = ["LoaderProcess", "SharedSlots", "read_message", "send_message", "views"]
+__all__ = ["LoaderProcess", "SharedSlots", "views"]
 
-_LENGTH = struct.Struct("<Q")
 NO_SAMPLE = -1
 
 
@@ -140,14 +138,15 @@ class LoaderProcess:
     def _send(self, message: Any) -> None:
         assert self._child.stdin is not None
         try:
-            send_message(self._child.stdin, message)
+            pickle.dump(message, self._child.stdin)
+            self._child.stdin.flush()
         except OSError:
             raise self._death() from None
 
     def _receive(self) -> Any:
         assert self._child.stdout is not None
         try:
-            return read_message(self._child.stdout)
+            return pickle.load(self._child.stdout)
         except (OSError, EOFError, pickle.UnpicklingError):
             raise self._death() from None
 
@@ -166,30 +165,12 @@ class LoaderProcess:
         )
 
 
-def send_message(file: BinaryIO | Any, message: Any) -> None:
-    content = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    file.write(_LENGTH.pack(len(content)) + content)
-    file.flush()
-
-
-def read_message(file: BinaryIO | Any) -> Any:
-    """The next message of the process at the other end of the pipe. Raises EOFError at its end."""
-    head = file.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
-        raise EOFError
-    (length,) = _LENGTH.unpack(head)
-    content = file.read(length)
-    if len(content) < length:
-        raise EOFError
-    return pickle.loads(content)
-
-
 def main() -> None:
     """What the process does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints must not get between the answers
-    source, decoding, tolerant, slot_bytes, slots_descriptor, sample_descriptor = read_message(requests)
+    source, decoding, tolerant, slot_bytes, slots_descriptor, sample_descriptor = pickle.load(requests)
     slots = SharedSlots(slot_bytes, slots_descriptor)
     in_hand = np.frombuffer(mmap.mmap(sample_descriptor, mmap.PAGESIZE), dtype=np.int64)
 
@@ -198,7 +179,7 @@ def main() -> None:
 
     while True:
         try:
-            job, slot, part, ghost_batch_size, image_size = read_message(requests)
+            job, slot, part, ghost_batch_size, image_size = pickle.load(requests)
         except EOFError:
             return
         broken: list[Broken] = []
@@ -210,7 +191,8 @@ def main() -> None:
             answer = error
         except Exception as error:  # our own mistake, or a library's: the parent must not wait for an answer
             answer = DataError(f"a loader process failed: {type(error).__name__}: {error}")
-        send_message(answers, answer)
+        pickle.dump(answer, answers)
+        answers.flush()
 
 
 if __name__ == "__main__":

@@ -36,6 +36,8 @@ _SOURCE = Path(__file__).with_name("crop.c")
 _FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-ffp-contract=off")
 _LIBRARIES = ("-lm", "-lpthread", "-ldl")
 _BUILD_SECONDS = 120.0
+_IntBox = ctypes.c_int * 4
+_DoubleBox = ctypes.c_double * 4
 
 
 class Native:
@@ -47,11 +49,11 @@ class Native:
         sizes, pointer = ctypes.c_int, ctypes.c_void_p
         library.megabatch_decode.argtypes = [
             *(ctypes.c_char_p, ctypes.c_size_t, sizes, sizes, sizes),
-            *(ctypes.c_int * 4, ctypes.c_double * 4, sizes, sizes, sizes, pointer),
+            *(_IntBox, _DoubleBox, sizes, sizes, sizes, pointer),
         ]
         library.megabatch_resize.argtypes = [
             *(pointer, ctypes.c_size_t, sizes, sizes, sizes),
-            *(ctypes.c_double * 4, sizes, sizes, sizes, pointer),
+            *(_DoubleBox, sizes, sizes, sizes, pointer),
         ]
         if library.megabatch_open(libjpeg.encode()) != 0:
             raise OSError(f"{libjpeg} is not a libjpeg with the interface of version 6b and partial decoding")
@@ -73,43 +75,21 @@ class Native:
         `out` is [height, width, 3], contiguous. False when the image is unusual or broken; `out` is then undefined.
         """
         _check(out)
+        boxes = _IntBox(*region), _DoubleBox(*box)
         done: int = self._decode(
-            encoded,
-            len(encoded),
-            *size,
-            denominator,
-            _IntBox(*region),
-            _DoubleBox(*box),
-            int(mirror),
-            out.shape[0],
-            out.shape[1],
-            out.ctypes.data,
+            encoded, len(encoded), *size, denominator, *boxes, mirror, *out.shape[:2], out.ctypes.data
         )
         return done == 0
 
     def resize(self, image: NDArray[np.uint8], box: FloatBox, mirror: bool, out: NDArray[np.uint8]) -> bool:
         """Scales `box` of an image [h, w, channels] into `out`; False when the image's layout does not allow it."""
         _check(out)
-        height, width, channels = image.shape
+        channels = image.shape[2]
         if image.strides[1:] != (channels, 1) or image.strides[0] < 0 or channels != out.shape[2]:
             return False
-        done: int = self._resize(
-            image.ctypes.data,
-            image.strides[0],
-            height,
-            width,
-            channels,
-            _DoubleBox(*box),
-            int(mirror),
-            out.shape[0],
-            out.shape[1],
-            out.ctypes.data,
-        )
+        place = image.ctypes.data, image.strides[0]
+        done: int = self._resize(*place, *image.shape, _DoubleBox(*box), mirror, *out.shape[:2], out.ctypes.data)
         return done == 0
-
-
-_IntBox = ctypes.c_int * 4
-_DoubleBox = ctypes.c_double * 4
 
 
 def native() -> Native | None:

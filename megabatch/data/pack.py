@@ -25,10 +25,9 @@ from megabatch.data.decode import decode_image, resize
 from megabatch.data.index import index_beside, write_index
 from megabatch.data.jpeg import read_jpeg_header
 from megabatch.data.raw import write_raw_table
-from megabatch.data.shards import index_shards
+from megabatch.data.shards import BLOCK_BYTES, index_shards, tar_header
 from megabatch.data.sources import Source, image_name
 from megabatch.data.storage import LocalFiles
-from megabatch.data.tar import BLOCK_BYTES, tar_header
 from megabatch.data.verify import labels_sha256
 from megabatch.errors import DataError
 from megabatch.files import write_atomically, write_json
@@ -98,12 +97,10 @@ def pack(
                 _WRITERS[packing.to](path, good, source.channels)
             progress(last - first)
     if packing.to == "tar":
-        storage = LocalFiles(names)
-        write_index(index_beside(folder, split), index_shards(storage))
-    sizes = sum(path.stat().st_size for path in names)
+        write_index(index_beside(folder, split), index_shards(LocalFiles(names)))
     return {
         "images": len(source) - log.num_broken,
-        "bytes": sizes,
+        "bytes": sum(path.stat().st_size for path in names),
         "shards": len(names),
         "kept_shards": kept,
         "broken": log.num_broken,
@@ -112,11 +109,7 @@ def pack(
 
 def _begin(source: Source, folder: Path, split: str, packing: Packing) -> None:
     """Make sure that what is in the folder, if anything, is the beginning of this very pack."""
-    plan = {
-        **asdict(packing),
-        "images": len(source),
-        "labels_sha256": labels_sha256(source),
-    }
+    plan = {**asdict(packing), "images": len(source), "labels_sha256": labels_sha256(source)}
     path = folder / f"{split}.pack.json"
     if path.exists():
         try:

@@ -183,20 +183,18 @@ def choose_files(path: Path, split: Split) -> tuple[list[Path], str]:
 
 def _index(files: list[Path], stamps: tuple[FileStamp, ...], image_column: str, label_column: str) -> ShardIndex:
     """For each row: its file, its row group (as the offset), its place in that (as the length), its label."""
-    shards, groups, rows, labels = [], [], [], []
+    groups, labels = [], []
     for number, file in enumerate(files):
         metadata, file_labels = _inspect(file, image_column, label_column)
-        for group in range(metadata.num_row_groups):
-            count = metadata.row_group(group).num_rows
-            shards.append(np.full(count, number, dtype=np.uint32))
-            groups.append(np.full(count, group, dtype=np.int64))
-            rows.append(np.arange(count, dtype=np.uint32))
+        groups += [(number, group, metadata.row_group(group).num_rows) for group in range(metadata.num_row_groups)]
         labels.append(file_labels)
+    shards, offsets, counts = np.array(groups, dtype=np.int64).reshape(-1, 3).T
+    rows = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     return ShardIndex(
         stamps,
-        np.concatenate(shards or [np.empty(0, dtype=np.uint32)]),
-        np.concatenate(groups or [np.empty(0, dtype=np.int64)]),
-        np.concatenate(rows or [np.empty(0, dtype=np.uint32)]),
+        np.repeat(shards, counts).astype(np.uint32),
+        np.repeat(offsets, counts),
+        rows.astype(np.uint32),
         np.concatenate(labels),
     )
 

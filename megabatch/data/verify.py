@@ -37,7 +37,6 @@ __all__ = [
 
 FORMAT = 1
 EDGE_BYTES = 64 * 1024
-_CHUNK_BYTES = 2**20
 _CHUNK_IMAGES = 64
 _CHECKSUM_THREADS = 4
 
@@ -187,11 +186,8 @@ def _describe(file: Path) -> dict[str, Any]:
 
 
 def _whole_sum(file: Path) -> str:
-    digest = hashlib.sha256()
     with open(file, "rb") as opened:
-        while chunk := opened.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _edges_sum(file: Path) -> str:

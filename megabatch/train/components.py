@@ -22,8 +22,7 @@ from megabatch.data.batches import Feeding
 from megabatch.data.broken_images import BrokenLog
 from megabatch.data.decode import Decoding, check_decoder
 from megabatch.data.formats import open_source
-from megabatch.data.sources import ImageArray, Source, check_same_classes
-from megabatch.data.subset import downscale, limit_and_hold_out
+from megabatch.data.sources import ImageArray, Source, check_same_classes, downscale, limit_and_hold_out
 from megabatch.data.verify import check_manifest
 from megabatch.errors import ConfigError, DataError
 from megabatch.machine import usable_cores

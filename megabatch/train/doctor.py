@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from megabatch.data.downloads import find_fashion_mnist
+from megabatch.data.idx import find_fashion_mnist
 from megabatch.data.storage import default_cache
 from megabatch.errors import DataError, LaunchError
 from megabatch.machine import usable_cores

@@ -228,3 +228,21 @@ def test_a_collapse_is_read_and_written_back_equal() -> None:
 )
 def test_branches_and_batch_control_that_cannot_work_are_refused(sections: dict[str, Any], said: str) -> None:
     assert said in complaint(**sections)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"crop": "random"}, "'none', 'pad' or 'resized'"),
+        ({"padding": -1}, "greater than or equal to 0"),
+        ({"area_min": 0.0}, "greater than 0"),
+        ({"area_max": 1.1}, "less than or equal to 1"),
+        ({"area_min": 0.6, "area_max": 0.5}, "area is 0.6 to 0.5; it must be a rising range"),
+        ({"area_min": float("nan")}, "data.augment.area_min"),
+        ({"aspect_min": 0.0}, "greater than 0"),
+        ({"aspect_min": 2.0}, "aspect is 2 to 1.33333; it must be a rising range"),
+        ({"aspect_max": float("inf")}, "finite number"),
+    ],
+)
+def test_wrong_augmentation(wrong: dict[str, Any], message: str) -> None:
+    assert message in complaint(data={"augment": wrong})

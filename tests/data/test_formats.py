@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from megabatch.data.formats import detect_kind, open_splits
-from megabatch.data.sources import MissingSplitError
+from megabatch.data.formats import detect_kind, open_source, open_splits
+from megabatch.data.sources import MissingSplitError, Split
 from megabatch.errors import ConfigError, DataError
 from tests.data.conftest import MAKERS, png_bytes, random_images, write_parquet, write_tar
 
@@ -76,3 +77,31 @@ def test_mistakes(tmp_path: Path) -> None:
         open_splits(tmp_path, "tra")
     with pytest.raises(ConfigError, match="split is 'test'"):
         open_splits(tmp_path, "tar", "test")
+
+
+def test_path_left_out() -> None:
+    with pytest.raises(DataError, match="'parquet' needs a path and none was given"):
+        open_source("parquet", None, "train")
+
+
+def test_generated_takes_no_path(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'generated' takes no path"):
+        open_source("generated", tmp_path, "train")
+
+
+@pytest.mark.parametrize("kind", ["folder", "generated", "parquet"])
+def test_wrong_number_of_channels(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="channels is 4"):
+        open_source(kind, None if kind == "generated" else tmp_path, "train", channels=4)
+
+
+def test_unknown_kind_and_split(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"unknown data source 'fashon-mnist' .*; did you mean 'fashion-mnist'\?"):
+        open_source("fashon-mnist", tmp_path, "train")
+    with pytest.raises(ConfigError, match="split is 'test'; it must be train or val"):
+        open_source("idx", tmp_path, cast(Split, "test"))
+
+
+def test_remote_addresses_are_for_tar_alone() -> None:
+    with pytest.raises(ConfigError, match=r"s3://bucket/x is a remote address, which only tar shards can be read from"):
+        open_source("parquet", "s3://bucket/x", "train")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import os
 import signal
 import subprocess
 import sys
 import time
-from typing import Any
 
 import numpy as np
 import psutil
@@ -18,7 +16,7 @@ from numpy.typing import NDArray
 from megabatch.data.augment import Augmentation
 from megabatch.data.batches import Job, assemble_training
 from megabatch.data.decode import EXACT
-from megabatch.data.loader_process import LoaderProcess, SharedSlots, read_message, send_message, views
+from megabatch.data.loader_process import LoaderProcess, SharedSlots, views
 from megabatch.data.sources import ImageArray
 from megabatch.errors import DataError
 
@@ -166,15 +164,3 @@ os.kill(os.getpid(), signal.SIGKILL)
     while psutil.pid_exists(child) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
-
-
-def test_messages() -> None:
-    pipe = io.BytesIO()
-    sent: list[Any] = [{"a": 1}, None, list(range(100))]
-    for message in sent:
-        send_message(pipe, message)
-    pipe.seek(0)
-    assert [read_message(pipe) for _ in sent] == sent
-    for cut in (0, 3, 12):
-        with pytest.raises(EOFError):
-            read_message(io.BytesIO(pipe.getvalue()[:cut]))

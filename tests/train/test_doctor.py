@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from megabatch.data import downloads
+from megabatch.data import idx
 from megabatch.train.doctor import Finding, examine, print_findings
 
 TORCHRUN = {
@@ -29,7 +29,7 @@ TORCHRUN = {
 @pytest.fixture(autouse=True)
 def no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEGABATCH_DATA", str(tmp_path))
-    monkeypatch.setattr(downloads, "SYSTEM_FOLDER", tmp_path / "nowhere")
+    monkeypatch.setattr(idx, "SYSTEM_FOLDER", tmp_path / "nowhere")
 
 
 def found(name: str, environ: dict[str, str] | None = None) -> Finding:
@@ -85,7 +85,7 @@ def test_data_that_is_there_and_data_that_is_not(tmp_path: Path) -> None:
     assert "megabatch data get fashion-mnist" in finding["text"]
     folder = tmp_path / "fashion-mnist"
     folder.mkdir()
-    for name in downloads.FASHION_MNIST_SHA256:
+    for name in idx.FASHION_MNIST_SHA256:
         (folder / f"{name}.gz").touch()
     assert found("fashion-mnist") == {"name": "fashion-mnist", "good": True, "text": str(folder)}
 
