@@ -94,12 +94,9 @@ def pick_rows(rows: Sequence[SystemRow], accelerator: str, family: str, stack: s
         raise DataError(
             f"no row is of family '{family}'; name one of the table with --family{nearest(family, known)}{such}"
         )
-    if kind:
-        chosen = [row for row in chosen if generation(row.accelerator) == kind]
+    of_family, chosen = chosen, [row for row in chosen if not kind or generation(row.accelerator) == kind]
     if not chosen:
-        raise DataError(
-            _why_foreign([row for row in rows if row.family == (family or row.family)], accelerator, family)
-        )
+        raise DataError(_why_foreign(of_family, accelerator, family))
     families = sorted({row.family for row in chosen})
     if len(families) > 1:
         shown = ", ".join(families[:6]) + (", ..." if len(families) > 6 else "")

@@ -217,11 +217,7 @@ def cluster_text(name: str) -> tuple[str, str]:
 
 
 def read_cluster(text: str, source: str) -> Cluster:
-    """The cluster that the text of a file describes; `source` names the file in errors.
-
-    Raises:
-        ConfigError: a key that is unknown or lacks its unit, or a value that cannot be.
-    """
+    """The cluster that the text of a file describes; `source` names the file in errors."""
     file = parse_cluster(text, source)
     nic, rack = file.link.nic, file.link.rack
     # What the NICs of a node could send together, before protocols take their part.

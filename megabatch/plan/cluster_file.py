@@ -94,7 +94,7 @@ class _Section(BaseModel):
             name: {} for name, one in cls.model_fields.items() if one.is_required() and _is_section(one.annotation)
         }
         left |= table
-        for stem, number in cls._numbers():
+        for stem, number in cls._numbers().items():
             keys = number.keys(stem)
             present = [key for key in keys if key in table]
             if len(present) > 1:
@@ -107,13 +107,13 @@ class _Section(BaseModel):
         return left
 
     @classmethod
-    def _numbers(cls) -> Iterator[tuple[str, _Number]]:
-        for stem, info in cls.model_fields.items():
-            yield from ((stem, one) for one in info.metadata if isinstance(one, _Number))
+    def _numbers(cls) -> dict[str, _Number]:
+        fields = cls.model_fields.items()
+        return {stem: one for stem, info in fields for one in info.metadata if isinstance(one, _Number)}
 
     @classmethod
     def _refuse_unknown(cls, table: Mapping[str, Any], source: str, section: str) -> None:
-        numbers = dict(cls._numbers())
+        numbers = cls._numbers()
         plain = [name for name in cls.model_fields if name not in numbers]
         known = [*plain, *(key for stem, number in numbers.items() for key in number.keys(stem))]
         where = f"[{section}] of {source}" if section else source

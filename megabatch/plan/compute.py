@@ -202,8 +202,7 @@ def step_times_text(times: StepTimes) -> str:
 def step_times_from_data(content: Mapping[str, Any], source: str) -> StepTimes:
     """Read the parsed content of such a file; `source` names it in errors.
 
-    Raises:
-        ConfigError: another format, a damaged file, or times that fall with the batch by more than they are uncertain.
+    Times that fall with the batch by more than they are uncertain are refused.
     """
     if content.get("megabatch_step_times") != _FORMAT:
         raise ConfigError(f"{source} has another format than this version writes ({_FORMAT}); measure again")

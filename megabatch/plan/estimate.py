@@ -125,7 +125,7 @@ class Estimator:
         if law is None:
             return Epochs(load.epochs, 0.0)
         return law.for_stages(
-            load.stages_over(load.epochs if load.fixed_stages else law.whole(load.stages, load.epochs))
+            load.stages if load.fixed_stages else load.stages_over(law.whole(load.stages, load.epochs))
         )
 
     @cached_property

@@ -95,20 +95,15 @@ class StepFit:
         """
         *_, across, scatter, jitter, _ = self.parameters
         slowest = (work * scatter * passes * ghost_batch_size + jitter) * expected_maximum(world_size)
-        exposed = across if num_nodes > 1 else 0.0
         return {
             "compute": work * passes * self.pass_seconds(ghost_batch_size),
-            "exposed communication": exposed,
+            "exposed communication": across if num_nodes > 1 else 0.0,
             "stragglers": slowest,
         }
 
     def changed(self, part: str, factor: float) -> StepFit:
         """The fit with "compute", "stragglers" or what is "exposed" `factor` times as long."""
-        touched = {
-            "compute": ("fixed", "per_image"),
-            "stragglers": ("scatter", "jitter"),
-            "exposed": ("across",),
-        }[part]
+        touched = {"compute": ("fixed", "per_image"), "stragglers": ("scatter", "jitter"), "exposed": ("across",)}[part]
         values = zip(PARAMETERS, self.parameters, strict=True)
         parameters = tuple(value * (factor if name in touched else 1.0) for name, value in values)
         return dataclasses.replace(self, parameters=parameters)

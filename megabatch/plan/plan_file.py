@@ -316,10 +316,7 @@ def follow(
     """A plan for a run of `recipe`; a grid, workers or epochs that were typed win over it.
 
     Under a launcher the workers are those it started. Without one, local workers are started, and a plan for a cluster
-    is refused: nobody wants its thousands of workers on one machine.
-
-    Raises:
-        ConfigError: the plan is for another recipe or scale, or needs a cluster and this is none.
+    is refused: nobody wants its thousands of workers on one machine. So is a plan for another recipe or scale.
     """
     planned = read_plan(path)
     if planned.recipe != Path(recipe).stem:

@@ -299,12 +299,9 @@ def loads_near(
         factor = global_batch_size / own.global_batch_sizes[0]
         totals = tuple(max(1, round(factor * total / ghost)) * ghost for total in own.global_batch_sizes)
         found.append(workload.with_batch(BatchStages(own.from_epochs, totals), fixed=False))
-    sizes = [load.stages.global_batch_sizes for load in found]
-    return [
-        load
-        for load, totals in zip(found, sizes, strict=True)
-        if law.batches[0] / 2 <= totals[0] and max(totals) <= law.batches[1]
-    ]
+    least, most = law.batches[0] / 2, law.batches[1]
+    sizes = ((load, load.stages.global_batch_sizes) for load in found)
+    return [load for load, totals in sizes if least <= totals[0] and max(totals) <= most]
 
 
 def grids_of(workers: int) -> list[GridShape]:
@@ -336,13 +333,10 @@ def _least(priced: Sequence[tuple[float, Candidate]], usual_mb: float) -> tuple[
 def _choose(found: Sequence[Estimate], goal: Goal) -> tuple[Estimate, str]:
     within = [one for one in found if one.training.middle <= goal.deadline_seconds and one.bill.middle <= goal.budget]
     if not within:
-        fastest, cheapest = (
-            min(found, key=lambda one: one.training.middle),
-            min(found, key=lambda one: one.bill.middle),
-        )
+        fastest, cheapest = min(one.training.middle for one in found), min(one.bill.middle for one in found)
         raise ConfigError(
-            f"no candidate meets the goal: the fastest takes {fastest.training.middle:,.0f} s, the cheapest costs "
-            f"{cheapest.bill.middle:,.2f} {fastest.currency or 'node hours'}; relax the deadline or the budget"
+            f"no candidate meets the goal: the fastest takes {fastest:,.0f} s, the cheapest costs "
+            f"{cheapest:,.2f} {found[0].currency or 'node hours'}; relax the deadline or the budget"
         )
     if goal.kind == "cost" or math.isfinite(goal.deadline_seconds):
         chosen = min(within, key=lambda one: (one.bill.middle, one.total.middle))

@@ -116,9 +116,8 @@ class StepModel:
 
     def ghost_batch_size(self, workers: int) -> int:
         """The ghost batch of a plan for so many workers."""
-        return fitting_ghost(
-            self.workload, workers, self.fit.pass_seconds if self.fit else self.cluster.compute.seconds
-        )
+        pass_seconds = self.fit.pass_seconds if self.fit else self.cluster.compute.seconds
+        return fitting_ghost(self.workload, workers, pass_seconds)
 
     def time(self, candidate: Candidate, global_batch_size: int) -> StepTime:
         """Seconds of one step of `global_batch_size` images.

@@ -109,7 +109,9 @@ def validate_rows(path: str | Path) -> Validation:
         rule = "others" if row in small else "larger"
         known = [other for other in small if other is not row]
         try:
-            results.append(_predict(row, known, rule))
+            results.append(
+                _predict(row, *choose_evidence(known, row.family, row.stack, row.accelerator, row.chassis), rule)
+            )
         except MegabatchError as error:
             refused.append(f"line {row.line} ({row.label}, {row.world_size:,} workers): {error}")
     if not results:
@@ -117,8 +119,9 @@ def validate_rows(path: str | Path) -> Validation:
             f"'{path}' has no row that the others can predict; add rows of at most {CALIBRATED_WORKERS} workers"
         )
     for smaller, larger in _pairs(rows):
+        evidence = "same system" if smaller.chassis == larger.chassis else "same stack"
         try:
-            results.append(_from_rows(larger, [smaller], _pair_evidence(smaller, larger), "pairs"))
+            results.append(_predict(larger, [smaller], evidence, "pairs"))
         except MegabatchError as error:
             refused.append(f"line {larger.line} ({larger.label}) from line {smaller.line}: {error}")
     return Validation(tuple(results), tuple(refused), tuple(aside))
@@ -132,12 +135,7 @@ def _calibration_rows(rows: Sequence[SystemRow]) -> list[SystemRow]:
     return [row for row in rows if row.world_size <= max(CALIBRATED_WORKERS, least[generation(row.accelerator)])]
 
 
-def _predict(row: SystemRow, known: Sequence[SystemRow], rule: str) -> RowResult:
-    evidence_rows, evidence = choose_evidence(known, row.family, row.stack, row.accelerator, row.chassis)
-    return _from_rows(row, evidence_rows, evidence, rule)
-
-
-def _from_rows(row: SystemRow, evidence_rows: Sequence[SystemRow], evidence: str, rule: str) -> RowResult:
+def _predict(row: SystemRow, evidence_rows: Sequence[SystemRow], evidence: str, rule: str) -> RowResult:
     fit = fit_steps(evidence_rows, evidence)
     where = (row.local_batch, row.world_size, row.num_nodes)
     predicted = fit.predict(*where, logged=row.contains_evaluation)
@@ -168,7 +166,3 @@ def _pairs(rows: Sequence[SystemRow]) -> list[tuple[SystemRow, SystemRow]]:
         if smaller.world_size < larger.world_size
         and (smaller.family, smaller.stack, smaller.local_batch) == (larger.family, larger.stack, larger.local_batch)
     ]
-
-
-def _pair_evidence(smaller: SystemRow, larger: SystemRow) -> str:
-    return "same system" if smaller.chassis == larger.chassis else "same stack"
