@@ -25,7 +25,7 @@ from rich.table import Table
 from megabatch.comm.allreduce import AllReducer
 from megabatch.comm.calibration import Calibration, MeasuredPoint, write_calibration_file
 from megabatch.comm.grid import ProcessGrid
-from megabatch.comm.measure import calibrate, from_rank_0, gather, probe_device, race
+from megabatch.comm.measure import calibrate, gather, on_rank_0, probe_device, race
 from megabatch.comm.phases import ALGORITHMS, phases
 from megabatch.comm.select import AutoReducer, make_reducer, size_text
 from megabatch.errors import CommunicationError, ConfigError, LaunchError, nearest
@@ -170,14 +170,7 @@ def write_calibration(grid: ProcessGrid, rows: Sequence[Row], path: str | Path) 
     if not any(point.algorithm == "backend" for point in points):
         points += measured.points
     calibration = replace(measured, points=points)
-    problem = ""
-    if grid.rank == 0:
-        try:
-            write_calibration_file(path, calibration)
-        except ConfigError as error:
-            problem = str(error)
-    if problem := from_rank_0(grid, problem):
-        raise ConfigError(problem)
+    on_rank_0(grid, lambda: write_calibration_file(path, calibration))
     return calibration
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from megabatch.comm.grid import ProcessGrid
 from megabatch.comm.measure import AxisMeasurement, measure_axis
-from megabatch.comm.shape import GridShape
+from megabatch.comm.shape import GridShape, ranks_text
 from megabatch.train.world import choose_device, join, read_world
 
 __all__ = ["Finding", "axis_findings", "examine_joined_world", "examine_world", "slow_lines", "world_map"]
@@ -23,7 +23,7 @@ Finding = dict[str, Any]
 _SLOW = 0.5
 _TIMEOUT_SECONDS = 120.0
 _MAX_HOSTS_SHOWN = 16
-_MAX_RANKS_SHOWN = 8
+_MAX_LINE_HOSTS_SHOWN = 8
 
 
 def examine_joined_world(environ: Mapping[str, str]) -> tuple[list[Finding], bool]:
@@ -42,7 +42,7 @@ def examine_world(grid: ProcessGrid, *, budget_seconds: float = 2.0) -> list[Fin
     Raises:
         CommunicationError: a rank died or did not answer in time.
     """
-    axes = [axis for axis, size in enumerate(grid.shape.sizes) if size > 1]
+    axes = grid.shape.axes
     findings = world_map(grid.shape, grid.hosts, grid.reason)
     for axis in axes:
         measured = measure_axis(grid, axis, budget_seconds=budget_seconds / len(axes))
@@ -59,12 +59,12 @@ def world_map(shape: GridShape, hosts: Sequence[str], reason: str = "as given") 
     for rank, host in enumerate(hosts):
         by_host.setdefault(host, []).append(rank)
     for host, ranks in list(by_host.items())[:_MAX_HOSTS_SHOWN]:
-        text = f"{host}: {_ranks(ranks)} at {_position(shape, ranks[0])} to {_position(shape, ranks[-1])}"
+        text = f"{host}: {ranks_text(ranks)} at {_position(shape, ranks[0])} to {_position(shape, ranks[-1])}"
         findings.append({"name": "host", "good": None, "text": text})
     if len(by_host) > _MAX_HOSTS_SHOWN:
         findings.append({"name": "host", "good": None, "text": f"and {len(by_host) - _MAX_HOSTS_SHOWN} more hosts"})
     across = [axis for axis in range(len(shape.sizes)) if _crosses_hosts(shape, axis, hosts)]
-    fast = max((axis for axis, size in enumerate(shape.sizes) if size > 1), default=0)
+    fast = max(shape.axes, default=0)
     if fast in across and len(by_host) < shape.world_size:
         text = (
             f"{shape.names[fast]}s cross hosts though hosts hold several ranks; "
@@ -88,11 +88,10 @@ def axis_findings(measured: AxisMeasurement, name: str, hosts: Sequence[str]) ->
     findings: list[Finding] = [{"name": name, "good": not slow, "text": text}]
     for line in slow:
         on = sorted({hosts[rank] for rank in measured.lines[line]}) if hosts else []
-        where = (
-            f" (hosts {', '.join(on[:_MAX_RANKS_SHOWN])}{' ...' if len(on) > _MAX_RANKS_SHOWN else ''})" if on else ""
-        )
+        more = " ..." if len(on) > _MAX_LINE_HOSTS_SHOWN else ""
+        where = f" (hosts {', '.join(on[:_MAX_LINE_HOSTS_SHOWN])}{more})" if on else ""
         slow_text = (
-            f"{name} of {_ranks(measured.lines[line])}{where} has {1e-6 * rates[line]:.4g} MB/s, "
+            f"{name} of {ranks_text(measured.lines[line])}{where} has {1e-6 * rates[line]:.4g} MB/s, "
             f"the median {name} {1e-6 * statistics.median_high(rates):.4g}; look at its links and other load"
         )
         findings.append({"name": "slow link", "good": False, "text": slow_text})
@@ -111,14 +110,6 @@ def _crosses_hosts(shape: GridShape, axis: int, hosts: Sequence[str]) -> bool:
 
 def _position(shape: GridShape, rank: int) -> str:
     return "(" + ", ".join(str(along) for along in shape.coordinates(rank)) + ")"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
-        return f"ranks {ranks[0]} to {ranks[-1]}"
-    shown = ", ".join(str(rank) for rank in ranks[:_MAX_RANKS_SHOWN])
-    more = f" and {len(ranks) - _MAX_RANKS_SHOWN} more" if len(ranks) > _MAX_RANKS_SHOWN else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
 
 
 def _range(values: Sequence[float], factor: float, unit: str) -> str:

@@ -22,7 +22,7 @@ import torch
 from megabatch.comm.failures import report_lost_peer
 from megabatch.comm.grid import ProcessGrid
 from megabatch.comm.lane import Lane, Passage, Turn, Workers
-from megabatch.comm.p2p import PeerLostError, cached_tag, message_tag, uses_gloo
+from megabatch.comm.p2p import PeerLostError, cached_tag, message_tag
 from megabatch.comm.phases import Division, divisions, num_lanes, phases, staggered, torus_form
 from megabatch.comm.price import DEFAULT_SEGMENT_BYTES
 from megabatch.comm.primitives import split
@@ -63,6 +63,8 @@ class AllReducer:
             raise ConfigError(f"wire type {grad_dtype}; choose float16, bfloat16 or none for the tensor's own")
         self.grid = grid
         self.algorithm = algorithm
+        self.algorithms = frozenset([algorithm])  # as `AutoReducer` tells which of them it uses
+        self.explanation: list[str] = []
         self.phases = phases(algorithm, grid.shape)
         self.average = average
         self.grad_dtype = grad_dtype
@@ -73,12 +75,7 @@ class AllReducer:
         self._num_threads = 0
         self._staging: torch.Tensor | None = None
         self._separate_links = grid.separate_links
-        self._all_gloo = all(uses_gloo(grid.group(phase.axis)) for phase in self.phases)
-
-    @property
-    def algorithms(self) -> frozenset[str]:
-        """The algorithms in use: this one."""
-        return frozenset([self.algorithm])
+        self._on_gloo = grid.on_gloo(phase.axis for phase in self.phases)
 
     def run(self, tensor: torch.Tensor, *, task: str = "all-reduce", call: int | None = None) -> None:
         """Sum or average `tensor` over the grid in place.
@@ -95,7 +92,7 @@ class AllReducer:
         call = self.grid.next_call() if call is None else call
         if not flat.numel() or not self.phases:
             return
-        own_primitives = self._all_gloo and flat.device.type == "cpu"
+        own_primitives = self._on_gloo and flat.device.type == "cpu"
         cached = self._cached_for(flat, call, task) if own_primitives else None
         message = cached.message if cached else self._message(flat, own_primitives)
         lanes = cached.lanes if cached else self._lanes_for(message, own_primitives)

@@ -52,6 +52,9 @@ class AxisCost:
     message_overhead_seconds: float = 0.0
     ranks_per_link: float = 1.0
 
+    def __post_init__(self) -> None:
+        _ = self.link  # refuses what cannot be
+
     @property
     def link(self) -> LinkCost:
         """As the price formulas want it."""
@@ -65,6 +68,10 @@ class MeasuredPoint:
     algorithm: str
     message_bytes: int
     seconds: float
+
+    def __post_init__(self) -> None:
+        if self.algorithm not in ALGORITHMS or self.message_bytes <= 0 or not self.seconds > 0:
+            raise ConfigError(f"point {self.algorithm}, {self.message_bytes} bytes, {self.seconds} s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +97,11 @@ class Calibration:
     axes: tuple[AxisCost, ...] = ()
     points: tuple[MeasuredPoint, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        sizes = tuple(axis.size for axis in self.axes)
+        if sizes and sizes != self.shape.sizes:
+            raise ConfigError(f"axes of {sizes} ranks in grid {self.grid}")
 
     @property
     def shape(self) -> GridShape:
@@ -155,20 +167,18 @@ def predictions(calibration: Calibration, shape: GridShape, message_bytes: float
     same_grid = shape.sizes == calibration.shape.sizes
     found = []
     for name in names:
-        price, segment_bytes = (
-            _best_segment(calibration, name, shape, links, message_bytes) if links else (0.0, DEFAULT_SEGMENT_BYTES)
-        )
+        price, segment_bytes = 0.0, DEFAULT_SEGMENT_BYTES
+        if links:
+            price, segment_bytes = _best_segment(calibration, name, shape, links, message_bytes)
         points = [point for point in calibration.points if point.algorithm == name]
         known = measured_seconds(points, name, message_bytes) if same_grid or name == "backend" else None
-        if links and len(points) == 1 and known is not None and message_bytes > points[0].message_bytes:
+        if links and known is not None and len(points) == 1 and message_bytes > points[0].message_bytes:
             # A lone point knows no slope; the price does.
-            known = (
-                points[0].seconds + price - _best_segment(calibration, name, shape, links, points[0].message_bytes)[0]
-            )
-        if known is not None:
-            found.append(Prediction(name, segment_bytes, known, measured=True))
-        elif links:
-            found.append(Prediction(name, segment_bytes, price, measured=False))
+            at_point, _ = _best_segment(calibration, name, shape, links, points[0].message_bytes)
+            known = points[0].seconds + price - at_point
+        if known is not None or links:
+            seconds = price if known is None else known
+            found.append(Prediction(name, segment_bytes, seconds, measured=known is not None))
     if not any(prediction.algorithm == "backend" for prediction in found):
         raise ConfigError(f"the calibration of grid {calibration.grid} has no measurement at all; measure again")
     return sorted(found, key=lambda prediction: prediction.seconds)
@@ -193,10 +203,8 @@ def calibration_from_text(text: str, source: str) -> Calibration:
         raise ConfigError(f"{source} has another format than this version writes ({FORMAT}); measure again")
     try:
         content["axes"] = tuple(AxisCost(**axis) for axis in content["axes"])
-        content["points"] = tuple(_point(**point) for point in content["points"])
-        calibration = Calibration(**content)
-        _check(calibration)
-        return calibration
+        content["points"] = tuple(MeasuredPoint(**point) for point in content["points"])
+        return Calibration(**content)
     except (KeyError, TypeError, ValueError, AttributeError, MegabatchError) as error:
         raise ConfigError(f"{source} is damaged ({error}); measure again with `megabatch bench allreduce`") from None
 
@@ -211,14 +219,15 @@ def read_calibration(path: str | Path) -> Calibration:
     return calibration_from_text(text, str(path))
 
 
-def write_calibration_file(path: str | Path, calibration: Calibration) -> None:
-    """Write the file, and its folder where there is none."""
-    target = Path(path)
+def write_calibration_file(path: str | Path, calibration: Calibration) -> str:
+    """Write the file, and its folder where there is none; returns what it wrote."""
+    target, text = Path(path), calibration_text(calibration)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(target, calibration_text(calibration))
+        write_atomically(target, text)
     except (OSError, WriteError) as error:
         raise ConfigError(f"cannot write calibration to {target} ({error}); give another path") from None
+    return text
 
 
 def _best_segment(
@@ -234,20 +243,6 @@ def _best_segment(
         return price(DEFAULT_SEGMENT_BYTES), DEFAULT_SEGMENT_BYTES
     prices = [(price(size), size) for size in _SEGMENTS_BYTES]
     return min(prices, key=lambda price: price[0])  # the default comes first, so it wins a draw
-
-
-def _check(calibration: Calibration) -> None:
-    sizes = tuple(axis.size for axis in calibration.axes)
-    if sizes and sizes != calibration.shape.sizes:
-        raise ValueError(f"axes of {sizes} ranks in grid {calibration.grid}")
-    for axis in calibration.axes:
-        _ = axis.link  # refuses what cannot be
-
-
-def _point(algorithm: str, message_bytes: int, seconds: float) -> MeasuredPoint:
-    if algorithm not in ALGORITHMS or message_bytes <= 0 or not seconds > 0:
-        raise ValueError(f"point {algorithm}, {message_bytes} bytes, {seconds} s")
-    return MeasuredPoint(algorithm, message_bytes, seconds)
 
 
 def _alike(costs: Sequence[LinkCost]) -> bool:

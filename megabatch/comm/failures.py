@@ -12,11 +12,12 @@ a note has died or hangs; notes that describe the same call differently mean tha
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
 import torch
@@ -24,8 +25,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from megabatch.comm.grid import ProcessGrid
-from megabatch.comm.p2p import MAX_ACTIONS, Link, PeerLostError, Scratch, message_tag, uses_gloo
+from megabatch.comm.p2p import MAX_ACTIONS, PeerLostError, Scratch, message_tag
 from megabatch.comm.primitives import exchange_maximum
+from megabatch.comm.shape import ranks_text
 from megabatch.errors import CommunicationError
 
 __all__ = ["Note", "check_consistency", "collect_notes", "explain", "fail", "report_lost_peer"]
@@ -33,7 +35,6 @@ __all__ = ["Note", "check_consistency", "collect_notes", "explain", "fail", "rep
 _CHECK = "consistency check"
 _ECHO_SECONDS = 0.2
 _POLL_SECONDS = 0.05
-_MAX_RANKS_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +66,13 @@ def check_consistency(
     """
     digest = int.from_bytes(hashlib.blake2b(digest_of.encode(), digest_size=7).digest())
     extremes = torch.tensor([digest, -digest], dtype=torch.int64, device=device)
-    axes = [axis for axis, size in enumerate(grid.shape.sizes) if size > 1]
-    if device.type == "cpu" and all(uses_gloo(grid.group(axis)) for axis in axes):
+    if device.type == "cpu" and grid.on_gloo(grid.shape.axes):
         try:
-            _take_maximum(grid, axes, extremes, message_tag(call, "", action=MAX_ACTIONS - 1))
+            _take_maximum(grid, extremes, message_tag(call, "", action=MAX_ACTIONS - 1))
         except PeerLostError as lost:
             raise report_lost_peer(grid, lost, task=task, phase=_CHECK, call=call, message=message) from lost
     else:
-        for axis in axes:
+        for axis in grid.shape.axes:
             dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=grid.group(axis))
     greatest, opposite = extremes.tolist()
     if greatest != -opposite:
@@ -122,25 +122,28 @@ def collect_notes(
     """
     notes = {note.rank: note}
 
+    read: set[int] = set()
+
+    def read_new() -> int:
+        count = store.add("count", 0)
+        if count > len(read):
+            for place in range(1, store.add("places", 0) + 1):
+                if place not in read and store.check([_key(place)]):
+                    other = Note(**json.loads(store.get(_key(place))))
+                    notes.setdefault(other.rank, other)
+                    read.add(place)
+        return count
+
     def listen() -> None:
-        own = store.add("places", 1)
-        store.set(_key(own), json.dumps(asdict(note)))
-        store.add("count", 1)
-        read = {own}
+        # A lost store is no further error: the failure that led here is the one to report.
+        with contextlib.suppress(RuntimeError, ValueError, TypeError):
+            own = store.add("places", 1)
+            read.add(own)
+            store.set(_key(own), json.dumps(asdict(note)))
+            store.add("count", 1)
+            _wait_until_settled(read_new, world_size, settle_seconds, limit_seconds)
 
-        def read_new() -> int:
-            count = store.add("count", 0)
-            if count > len(read):
-                for place in range(1, store.add("places", 0) + 1):
-                    if place not in read and store.check([_key(place)]):
-                        other = Note(**json.loads(store.get(_key(place))))
-                        notes.setdefault(other.rank, other)
-                        read.add(place)
-            return count
-
-        _wait_until_settled(read_new, world_size, settle_seconds, limit_seconds)
-
-    thread = threading.Thread(target=_quietly(listen), name="failure-report", daemon=True)
+    thread = threading.Thread(target=listen, name="failure-report", daemon=True)
     thread.start()
     thread.join(limit_seconds + settle_seconds)
     return dict(notes)
@@ -154,7 +157,7 @@ def explain(own: Note, notes: Mapping[int, Note], world_size: int) -> str:
         if notes[rank].call == own.call:
             messages.setdefault(f"{notes[rank].task} of {notes[rank].message}", []).append(rank)
     if len(messages) > 1:
-        told = "; ".join(f"{message} on {_ranks(ranks)}" for message, ranks in messages.items())
+        told = "; ".join(f"{message} on {ranks_text(ranks)}" for message, ranks in messages.items())
         return (
             f"{where}: workers disagree about what to reduce ({told}); "
             "build the same model, in the same order and precision, on every worker"
@@ -162,22 +165,19 @@ def explain(own: Note, notes: Mapping[int, Note], world_size: int) -> str:
     missing = [rank for rank in range(world_size) if rank not in notes]
     if missing and len(notes) > 1:
         return (
-            f"{where}: {own.cause}; not heard from: {_ranks(missing)}; "
-            f"look at the log of {_ranks(missing[:1])}, then restart the job"
+            f"{where}: {own.cause}; not heard from: {ranks_text(missing)}; "
+            f"look at the log of {ranks_text(missing[:1])}, then restart the job"
         )
     if missing:
         return f"{where}: {own.cause}; look at the log of that worker, then restart the job"
     return f"{where}: {own.cause}; all workers live, so raise the timeout if one was merely late, and restart"
 
 
-def _take_maximum(grid: ProcessGrid, axes: Sequence[int], extremes: torch.Tensor, tag: int) -> None:
+def _take_maximum(grid: ProcessGrid, extremes: torch.Tensor, tag: int) -> None:
     """Take the maximum along each axis in turn, with all receives posted first."""
     scratch = Scratch()
     scratch.reset(extremes.dtype)
-    links = [
-        Link(grid.group(axis), grid.axis_ranks(axis), grid.axis_position(axis), grid.timeout_seconds) for axis in axes
-    ]
-    runs = [exchange_maximum(link, extremes, tag, scratch, 1) for link in links]
+    runs = [exchange_maximum(grid.link(axis), extremes, tag, scratch, 1) for axis in grid.shape.axes]
     for run in (*runs, *runs):
         next(run)
 
@@ -194,24 +194,6 @@ def _wait_until_settled(count: Callable[[], int], complete: int, settle_seconds:
         time.sleep(_POLL_SECONDS)
 
 
-def _quietly(listen: Callable[[], None]) -> Callable[[], None]:
-    """A lost store is no further error: the failure that led here is the one to report."""
-
-    def run() -> None:
-        try:
-            listen()
-        except (RuntimeError, ValueError, TypeError):
-            return
-
-    return run
-
-
 def _key(place: int) -> str:
     """Notes lie in the order in which they came, so that nobody has to ask for those that never will."""
     return f"note {place}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    shown = ", ".join(str(rank) for rank in ranks[:_MAX_RANKS_SHOWN])
-    more = f" and {len(ranks) - _MAX_RANKS_SHOWN} more" if len(ranks) > _MAX_RANKS_SHOWN else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"

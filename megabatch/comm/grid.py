@@ -15,7 +15,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -23,9 +23,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.device_mesh import DeviceMesh
 
-from megabatch.comm.p2p import hang_up, uses_gloo
+from megabatch.comm.p2p import Link, hang_up, uses_gloo
 from megabatch.comm.phases import WORLD
-from megabatch.comm.shape import GridShape, near_square, parse_grid, rows_by_host
+from megabatch.comm.shape import GridShape, near_square, parse_grid, ranks_text, rows_by_host
 from megabatch.errors import CommunicationError, GridError, LaunchError
 
 __all__ = ["DEFAULT_TIMEOUT_SECONDS", "ProcessGrid", "agree_on_grid", "host_name"]
@@ -77,7 +77,6 @@ class ProcessGrid:
         cls,
         shape: str | Sequence[int] | GridShape | DeviceMesh | None = None,
         *,
-        axis_names: Sequence[str] = (),
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
         agree: bool = True,
     ) -> ProcessGrid:
@@ -94,7 +93,7 @@ class ProcessGrid:
         """
         if not dist.is_initialized():
             raise LaunchError("no process group yet; call torch.distributed.init_process_group before making a grid")
-        wanted = _as_shape(shape, axis_names)
+        wanted = _as_shape(shape)
         rank, world_size = dist.get_rank(), dist.get_world_size()
         if wanted is None and not agree:
             raise GridError("a grid without a shape must ask the other ranks; give a shape or leave agree on")
@@ -105,7 +104,7 @@ class ProcessGrid:
         if agree:
             text = wanted.text if wanted else ""
             hosts, chosen, reason = agree_on_grid(store, rank, world_size, text, host_name(), timeout_seconds)
-            wanted = wanted or parse_grid(chosen, axis_names)
+            wanted = wanted or parse_grid(chosen)
         assert wanted is not None
         wanted.check_fits(world_size)
         if isinstance(shape, DeviceMesh):
@@ -163,6 +162,14 @@ class ProcessGrid:
         group = self._groups[axis]
         assert group is not None, f"axis {axis} of grid {self.shape.text} has a single rank and no group"
         return group
+
+    def on_gloo(self, axes: Iterable[int]) -> bool:
+        """Whether tensors on the CPU travel along all of `axes` by our primitives, not by the backend's own."""
+        return all(uses_gloo(self.group(axis)) for axis in axes)
+
+    def link(self, axis: int) -> Link:
+        """A new link to the ranks on this rank's line along an axis."""
+        return Link(self.group(axis), self.axis_ranks(axis), self.axis_position(axis), self.timeout_seconds)
 
     def next_call(self) -> int:
         """Number of the next call on this grid; equal on all ranks, as they begin calls in the same order."""
@@ -228,19 +235,17 @@ def _verdict(store: Store, world_size: int, timeout_seconds: float) -> dict[str,
     keys = [f"entry {rank}" for rank in range(world_size)]
     with contextlib.suppress(RuntimeError):
         store.wait(keys, timedelta(seconds=timeout_seconds))
-    missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
+    missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
     if missing:
-        return {
-            "missing": f"no grid: rank {', '.join(missing[:8])} did not come within {timeout_seconds:g} s; "
-            "look at its log"
-        }
+        told = f"no grid: {ranks_text(missing)} did not come within {timeout_seconds:g} s"
+        return {"missing": f"{told}; look at the log of rank {missing[0]}"}
     entries = [tuple(json.loads(value)) for value in store.multi_get(keys)]
     hosts = [host for _, host in entries]
-    by_shape: dict[str, list[str]] = {}
+    by_shape: dict[str, list[int]] = {}
     for rank, (text, _) in enumerate(entries):
-        by_shape.setdefault(text or "none", []).append(str(rank))
+        by_shape.setdefault(text or "none", []).append(rank)
     if len(by_shape) > 1:
-        told = "; ".join(f"{text} on rank {', '.join(ranks[:8])}" for text, ranks in by_shape.items())
+        told = "; ".join(f"{text} on {ranks_text(ranks)}" for text, ranks in by_shape.items())
         return {"differs": f"grid shapes differ between workers ({told}); give every worker the same shape"}
     if entries[0][0]:
         return {"hosts": hosts, "shape": entries[0][0], "reason": "as given"}
@@ -250,17 +255,17 @@ def _verdict(store: Store, world_size: int, timeout_seconds: float) -> dict[str,
     return {"hosts": hosts, "shape": shape.text, "reason": reason}
 
 
-def _as_shape(shape: str | Sequence[int] | GridShape | DeviceMesh | None, names: Sequence[str]) -> GridShape | None:
+def _as_shape(shape: str | Sequence[int] | GridShape | DeviceMesh | None) -> GridShape | None:
     if isinstance(shape, DeviceMesh):
         ranks = shape.mesh.flatten().tolist()
         if ranks != list(range(dist.get_world_size())):
             raise GridError(
-                f"the mesh holds ranks {_shown(ranks)}; give one of all ranks of the world, in order, row by row"
+                f"the mesh holds {ranks_text(ranks)}; give one of all ranks of the world, in order, row by row"
             )
-        return GridShape(tuple(shape.mesh.shape), tuple(names or shape.mesh_dim_names or ()))
+        return GridShape(tuple(shape.mesh.shape), tuple(shape.mesh_dim_names or ()))
     if shape is None or isinstance(shape, GridShape):
         return shape
-    return parse_grid(shape, names) if isinstance(shape, str) else GridShape(tuple(shape), tuple(names))
+    return parse_grid(shape) if isinstance(shape, str) else GridShape(tuple(shape))
 
 
 def _axis_group(shape: GridShape, rank: int, axis: int, timeout_seconds: float, build: str) -> dist.ProcessGroup | None:
@@ -268,10 +273,6 @@ def _axis_group(shape: GridShape, rank: int, axis: int, timeout_seconds: float, 
     if shape.sizes[axis] == 1:
         return None
     return _new_group(shape.axis_ranks(rank, axis), shape.names[axis], timeout_seconds, build)
-
-
-def _shown(ranks: Sequence[int]) -> str:
-    return ", ".join(str(rank) for rank in ranks[:8]) + (", ..." if len(ranks) > 8 else "")
 
 
 def _new_group(ranks: Sequence[int], name: str, timeout_seconds: float, build: str) -> dist.ProcessGroup:
@@ -285,7 +286,7 @@ def _new_group(ranks: Sequence[int], name: str, timeout_seconds: float, build: s
             )
     except RuntimeError as error:
         raise LaunchError(
-            f"the {name} of ranks {_shown(ranks)} could not connect within {timeout_seconds:g} s "
+            f"the {name} of {ranks_text(ranks)} could not connect within {timeout_seconds:g} s "
             f"({str(error).splitlines()[0]}); look at their logs and at the network between them"
         ) from error
     return group

@@ -26,6 +26,7 @@ nothing hides.
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -38,7 +39,6 @@ from megabatch.comm.calibration import Calibration
 from megabatch.comm.failures import check_consistency
 from megabatch.comm.grid import ProcessGrid
 from megabatch.comm.lane import Workers
-from megabatch.comm.price import DEFAULT_SEGMENT_BYTES
 from megabatch.comm.select import AutoReducer, make_reducer
 from megabatch.errors import ConfigError
 
@@ -52,7 +52,6 @@ def gradient_hook(
     algorithm: str = "torus",
     *,
     grad_dtype: torch.dtype | None = None,
-    segment_bytes: int = DEFAULT_SEGMENT_BYTES,
     buckets_in_flight: int = 2,
     calibration: Calibration | str | Path | None = None,
 ) -> tuple["GradientHook", Hook]:
@@ -63,54 +62,47 @@ def gradient_hook(
     grad_dtype: float16 or bfloat16 on the wire. buckets_in_flight: buckets reduced at the same time on Gloo, so that
     the row phase of one overlaps the column phase of another; the backend's own all-reduce takes one at a time.
     """
-    return GradientHook(grid, algorithm, grad_dtype, segment_bytes, buckets_in_flight, calibration), reduce_bucket
+    make = partial(make_reducer, grid, algorithm, average=True, grad_dtype=grad_dtype, calibration=calibration)
+    return GradientHook(grid, make, buckets_in_flight), reduce_bucket
 
 
 def reduce_bucket(state: "GradientHook", bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Average one bucket over the grid of `state`: the function DDP calls."""
-    return state.reduce(bucket)
+    return state.reduce_buffer(bucket.buffer(), bucket.index(), last=bucket.is_last())
 
 
 class GradientHook:
     """Averages buckets in the background; makes its threads with the first bucket and ends them with `close`.
 
-    explanation: for "auto", one line per size of message saying what was chosen and why.
+    make: builds a reducer, one for each bucket in flight. explanation: for "auto", one line per size of message saying
+    what was chosen and why.
     """
 
     def __init__(
         self,
         grid: ProcessGrid,
-        algorithm: str,
-        grad_dtype: torch.dtype | None,
-        segment_bytes: int,
+        make: Callable[[], AllReducer | AutoReducer],
         buckets_in_flight: int,
-        calibration: Calibration | str | Path | None = None,
     ) -> None:
         if buckets_in_flight < 1:
             raise ConfigError(f"{buckets_in_flight} buckets in flight; at least 1 is needed, 2 is the default")
         self.grid = grid
-        self.algorithm = algorithm
-        options: dict[str, Any] = {"grad_dtype": grad_dtype, "segment_bytes": segment_bytes, "calibration": calibration}
-        first = make_reducer(grid, algorithm, average=True, **options)
+        first = make()
+        self.algorithm = first.algorithm
         # The backend matches collectives by the order in which a rank issues them: one thread keeps it.
         self._count = 1 if "backend" in first.algorithms else buckets_in_flight
-        self.explanation = first.explanation if isinstance(first, AutoReducer) else []
-        others = [make_reducer(grid, algorithm, average=True, **options) for _ in range(self._count - 1)]
-        self._reducers: list[AllReducer | AutoReducer] = [first, *others]
+        self.explanation = first.explanation
+        self._reducers = [first, *(make() for _ in range(self._count - 1))]
         self._done: list[threading.Event | None] = [None] * self._count
         self._num_buckets = 0
         self._workers: Workers | None = None
         self._stream: Any = None
         self._checked: set[str] = set()
 
-    def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Queue a bucket; the future holds its buffer once averaged, or raises `CommunicationError`."""
-        return self.reduce_buffer(bucket.buffer(), bucket.index(), last=bucket.is_last())
-
     def reduce_buffer(
         self, buffer: torch.Tensor, index: int, *, last: bool = False
     ) -> torch.futures.Future[torch.Tensor]:
-        """Like `reduce` for a buffer that did not come from DDP."""
+        """Queue the buffer of bucket `index`; the future holds it once averaged, or raises `CommunicationError`."""
         call = self.grid.next_call()
         kind = f"{index} {message_text(buffer)} {self.algorithm} {last}"
         is_new = kind not in self._checked

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import torch
 
 from megabatch.comm.grid import ProcessGrid
-from megabatch.comm.p2p import ACTION_SHIFT, LIBRARY, MAX_ACTIONS, LibraryLink, Link, PeerLostError, Scratch
+from megabatch.comm.p2p import ACTION_SHIFT, LIBRARY, MAX_ACTIONS, Link, PeerLostError, Scratch
 from megabatch.comm.phases import Division, Phase
 from megabatch.comm.primitives import PRIMITIVES, own_chunk
 
@@ -39,7 +39,7 @@ class _Action:
     name: str
     operation: str
     primitive: Any
-    link: Link | LibraryLink
+    link: Link
     tag_offset: int
     before: float
     after: float
@@ -63,7 +63,7 @@ class Lane:
     ) -> None:
         self.scratch = Scratch()
         self.segment_bytes = segment_bytes
-        self._links: dict[tuple[int, bool], Link | LibraryLink] = {}
+        self._links: dict[int, Link] = {}
         self.actions: list[_Action] = []
         number = first_action
         for phase, division in zip(phase_list, division_list, strict=True):
@@ -76,7 +76,7 @@ class Lane:
                             name=phase.name(grid.shape.names),
                             operation=operation,
                             primitive=PRIMITIVES[operation, phase.pattern] if own else LIBRARY[operation],
-                            link=self._link(grid, phase.axis, own=own),
+                            link=self._link(grid, phase.axis),
                             tag_offset=(number + index) << ACTION_SHIFT,
                             before=division.before if index == 0 else 1,
                             # An all-reduce in two halves divides between them, where each rank owns one chunk.
@@ -107,13 +107,10 @@ class Lane:
             error.phase = self.actions[-1].name
             raise
 
-    def _link(self, grid: ProcessGrid, axis: int, *, own: bool) -> Link | LibraryLink:
-        key = (axis, own)
-        if key not in self._links:
-            make = Link if own else LibraryLink
-            ranks, position = grid.axis_ranks(axis), grid.axis_position(axis)
-            self._links[key] = make(grid.group(axis), ranks, position, grid.timeout_seconds)
-        return self._links[key]
+    def _link(self, grid: ProcessGrid, axis: int) -> Link:
+        if axis not in self._links:
+            self._links[axis] = grid.link(axis)
+        return self._links[axis]
 
 
 class Turn:

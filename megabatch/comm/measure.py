@@ -26,8 +26,9 @@ from megabatch.comm.calibration import AxisCost, Calibration, MeasuredPoint
 from megabatch.comm.failures import report_lost_peer
 from megabatch.comm.grid import ProcessGrid
 from megabatch.comm.lane import Lane, Passage
-from megabatch.comm.p2p import PeerLostError, message_tag, uses_gloo
-from megabatch.comm.phases import Division, Pattern, Phase
+from megabatch.comm.p2p import PeerLostError, message_tag
+from megabatch.comm.phases import Division, Phase
+from megabatch.errors import ConfigError
 
 __all__ = [
     "AxisMeasurement",
@@ -35,6 +36,7 @@ __all__ = [
     "from_rank_0",
     "gather",
     "measure_axis",
+    "on_rank_0",
     "probe_device",
     "race",
 ]
@@ -44,7 +46,6 @@ _FIRST_CHUNK_BYTES = 64 * 2**10
 _MAX_CHUNK_BYTES = 4 * 2**20
 _TELLING = 3
 _NO_SEGMENTS = 2**40
-_PATTERNS: tuple[Pattern, Pattern] = ("ring", "direct")
 _BACKEND_SIZES = (16 * 2**10, 2**20, 8 * 2**20)
 
 
@@ -55,7 +56,6 @@ class AxisMeasurement:
     solo_bytes_per_second: the first line without the others, or 0 when not measured.
     """
 
-    axis: int
     lines: tuple[tuple[int, ...], ...]
     latency_seconds: tuple[float, ...]
     bytes_per_second: tuple[float, ...]
@@ -84,7 +84,7 @@ def calibrate(grid: ProcessGrid, *, budget_seconds: float = 2.0) -> Calibration:
     Raises:
         CommunicationError: a rank died or did not answer in time.
     """
-    axes = [axis for axis, size in enumerate(grid.shape.sizes) if size > 1]
+    axes = grid.shape.axes
     share = budget_seconds / (len(axes) + 1)
     measured = {axis: measure_axis(grid, axis, budget_seconds=share) for axis in axes}
     costs = tuple(
@@ -96,7 +96,7 @@ def calibrate(grid: ProcessGrid, *, budget_seconds: float = 2.0) -> Calibration:
     return Calibration(
         grid=grid.shape.text,
         num_hosts=len(set(grid.hosts)),
-        backend="gloo" if _own_primitives(grid, axes) else "nccl",
+        backend="gloo" if probe_device(grid).type == "cpu" and grid.on_gloo(axes) else "nccl",
         axes=costs,
         points=points,
         versions={"torch": str(torch.__version__)},
@@ -140,7 +140,7 @@ def measure_axis(grid: ProcessGrid, axis: int, *, budget_seconds: float = 1.0) -
         solo_small, solo = _by_line(lines, gather(grid, alone))
         (solo_rate,) = _rates(solo[:1], (solo_small if tells else nothing)[:1], more_bytes, num_steps)
         solo_rate = min(solo_rate, sharing * rates[0])
-    return AxisMeasurement(axis, lines, tuple(latency), tuple(rates), overhead, solo_rate)
+    return AxisMeasurement(lines, tuple(latency), tuple(rates), overhead, solo_rate)
 
 
 def race(grid: ProcessGrid, runs: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
@@ -181,9 +181,22 @@ def from_rank_0(grid: ProcessGrid, text: str) -> str:
     return bytes(int(number) for number in numbers.tolist()).decode()
 
 
+def on_rank_0(grid: ProcessGrid, work: Callable[[], str]) -> str:
+    """What `work` returns on rank 0, which alone does it, on every rank; its `ConfigError` is raised on every rank."""
+    text = error = ""
+    if grid.rank == 0:
+        try:
+            text = work()
+        except ConfigError as problem:
+            error = str(problem)
+    if error := from_rank_0(grid, error):
+        raise ConfigError(error)
+    return from_rank_0(grid, text)
+
+
 def probe_device(grid: ProcessGrid) -> torch.device:
     """Where gradients will be: the current CUDA device when NCCL serves this grid, else the CPU."""
-    axes = [axis for axis, size in enumerate(grid.shape.sizes) if size > 1]
+    axes = grid.shape.axes
     on_cuda = axes and "cuda:nccl" in str(dist.get_backend_config(grid.group(axes[0]))) and torch.cuda.is_available()
     return torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
 
@@ -196,18 +209,18 @@ class _Probe:
         self._axis = axis
         self._size = grid.axis_size(axis)
         self._device = probe_device(grid)
-        self._own = _own_primitives(grid, [axis])
-        self._name = Phase("all_reduce", "ring", axis, self._size).name(grid.shape.names)
+        ring, direct = (Phase("all_reduce", "ring", axis, self._size), Phase("all_reduce", "direct", axis, self._size))
+        self._name = ring.name(grid.shape.names)
         self._ring, self._direct = (
             Lane(
                 grid,
-                [Phase("all_reduce", pattern, axis, self._size)],
+                [phase],
                 [Division()],
                 first_action=0,
                 segment_bytes=_NO_SEGMENTS,
-                own_primitives=self._own,
+                own_primitives=self._device.type == "cpu" and grid.on_gloo([axis]),
             )
-            for pattern in _PATTERNS
+            for phase in (ring, direct)
         )
 
     def seconds(self, chunk_bytes: int, repeats: int = 1, *, direct: bool = False, takes_part: bool = True) -> float:
@@ -224,7 +237,9 @@ class _Probe:
             passage = Passage(lane, message, message_tag(calls[1], f"probe {numel}"))
             return min(self._once(passage) for _ in range(repeats))
         except PeerLostError as lost:
-            raise self._failure(lost) from lost
+            raise report_lost_peer(
+                self._grid, lost, task="measuring the network", phase=self._name, call=0, message="probe"
+            ) from lost
 
     def _once(self, passage: Passage) -> float:
         """Seconds of one round, its receives posted before, as those of short messages are."""
@@ -233,11 +248,6 @@ class _Probe:
         passage.run()
         _wait_for_device()
         return time.perf_counter() - start
-
-    def _failure(self, lost: PeerLostError) -> Exception:
-        return report_lost_peer(
-            self._grid, lost, task="measuring the network", phase=self._name, call=0, message="probe"
-        )
 
 
 def _measure_backend(grid: ProcessGrid, bytes_per_second: float, budget_seconds: float) -> tuple[MeasuredPoint, ...]:
@@ -287,10 +297,6 @@ def _ranks_that_may_share(grid: ProcessGrid, axis: int) -> int:
         len({grid.hosts[other] for other in grid.shape.axis_ranks(rank, axis)}) > 1 for rank in range(grid.world_size)
     )
     return max(Counter(grid.hosts).values()) if leaves_host else 1
-
-
-def _own_primitives(grid: ProcessGrid, axes: Sequence[int]) -> bool:
-    return probe_device(grid).type == "cpu" and all(uses_gloo(grid.group(axis)) for axis in axes)
 
 
 def _exchange(grid: ProcessGrid, tensor: torch.Tensor) -> None:

@@ -6,8 +6,8 @@ directly: `dist.isend` and `dist.irecv` cost several times more Python per messa
 Order: Gloo matches messages of one (sender, tag) in the order sent with receives in the order posted. A tag that is
 unique to one collective call is therefore enough, and calls running at the same time on one group cannot mix.
 
-`LibraryLink` and `LIBRARY` are the backend's own collectives behind the interface of `primitives`: for NCCL, which
-knows its links better than we do. The pattern of a phase (ring, direct, ...) is then the library's choice. Calls are
+`LIBRARY` holds the backend's own collectives behind the interface of `primitives`: for NCCL, which knows its links
+better than we do. The pattern of a phase (ring, direct, ...) is then the library's choice. Calls are
 enqueued on the current stream in program order and return at once on CUDA; nothing is posted ahead.
 """
 
@@ -16,7 +16,6 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -27,7 +26,6 @@ __all__ = [
     "ACTION_SHIFT",
     "LIBRARY",
     "MAX_ACTIONS",
-    "LibraryLink",
     "Link",
     "PeerLostError",
     "Scratch",
@@ -71,18 +69,19 @@ class PeerLostError(Exception):
 class Link:
     """The ranks along one axis, addressed by position; `ranks` are global. Not shared between threads.
 
-    Every method raises `PeerLostError` when the other side is gone or the timeout has passed.
+    Only where the group uses Gloo can it send and receive. Every method raises `PeerLostError` when the other side is
+    gone or the timeout has passed.
     """
 
-    __slots__ = ("_backend", "_sends", "_timeout", "group", "position", "ranks", "size")
+    __slots__ = ("_backend", "_sends", "group", "position", "ranks", "size", "timeout")
 
     def __init__(self, group: dist.ProcessGroup, ranks: Sequence[int], position: int, timeout_seconds: float) -> None:
         self.group = group
         self.ranks = tuple(ranks)
         self.size = len(ranks)
         self.position = position
-        self._timeout = timedelta(seconds=timeout_seconds)
-        self._backend: Any = group._get_backend(_CPU)
+        self.timeout = timedelta(seconds=timeout_seconds)
+        self._backend: Any = group._get_backend(_CPU) if uses_gloo(group) else None
         self._sends: list[tuple[Any, torch.Tensor, int]] = []
 
     def send(self, part: torch.Tensor, to: int, tag: int) -> None:
@@ -105,31 +104,13 @@ class Link:
     def wait(self, handle: Any, source: int) -> None:
         """Block until a posted receive has arrived."""
         if handle is not None:
-            _wait(handle, self._timeout, self.ranks[source])
+            _wait(handle, self.timeout, self.ranks[source])
 
     def flush(self) -> None:
         """Block until everything sent has left this rank."""
         for work, _, to in self._sends:
-            _wait(work, self._timeout, self.ranks[to])
+            _wait(work, self.timeout, self.ranks[to])
         self._sends.clear()
-
-
-@dataclass(slots=True)
-class LibraryLink:
-    """The ranks along one axis for a backend that does its own collectives."""
-
-    group: dist.ProcessGroup
-    ranks: tuple[int, ...]
-    position: int
-    timeout_seconds: float
-
-    @property
-    def size(self) -> int:
-        """Ranks along the axis."""
-        return len(self.ranks)
-
-    def flush(self) -> None:
-        """Nothing is left under way: the backend orders its own work."""
 
 
 class Scratch:
@@ -205,16 +186,16 @@ def _wait(work: Any, timeout: timedelta, peer: int | None) -> None:
         raise PeerLostError(peer, timed_out=timed_out) from error
 
 
-def _own_chunk(link: LibraryLink, part: torch.Tensor) -> torch.Tensor:
+def _own_chunk(link: Link, part: torch.Tensor) -> torch.Tensor:
     length, rest = divmod(part.numel(), link.size)
     assert rest == 0, "the backend needs equal chunks; AllReducer pads"
     return part[link.position * length : (link.position + 1) * length]
 
 
 def _primitive(
-    issue: Callable[[LibraryLink, torch.Tensor], Any],
+    issue: Callable[[Link, torch.Tensor], Any],
 ) -> Callable[..., Generator[None, None, None]]:
-    def run(link: LibraryLink, part: torch.Tensor, *_: object) -> Generator[None, None, None]:
+    def run(link: Link, part: torch.Tensor, *_: object) -> Generator[None, None, None]:
         while True:
             yield
             try:
@@ -224,7 +205,7 @@ def _primitive(
             if part.is_cuda:
                 work.wait()  # the stream waits and not the host; NCCL's watchdog bounds it
             else:
-                _wait(work, timedelta(seconds=link.timeout_seconds), None)
+                _wait(work, link.timeout, None)
             yield
 
     return run

@@ -327,7 +327,7 @@ def _halvings(core: int) -> list[int]:
 
 
 def _fast_axes_first(grid: GridShape) -> list[int]:
-    return [axis for axis in reversed(range(len(grid.sizes))) if grid.sizes[axis] > 1]
+    return grid.axes[::-1]
 
 
 def _flat(pattern: Pattern) -> Callable[[GridShape], tuple[Phase, ...]]:

@@ -18,8 +18,8 @@ another host. Ranks do not step in unison, so a flat ring of unequal links pays 
 bytes of its slowest link; of halving-doubling each step uses the axis that its distance spans.
 
 Lanes run side by side: the longest decides, unless one axis - or all, where they are one link: a host of one rank -
-needs longer for the bytes of all lanes. Staggered lanes
-form a pipeline: the time of one lane, and for every further one that of its bytes on the busiest axis.
+needs longer for the bytes of all lanes. Staggered lanes form a pipeline: the time of one lane, and for every further
+one that of its bytes on the busiest axis.
 
 Not modelled: the adding up (rates measured on whole collectives contain it), rounding of uneven chunks, and start
 skew, which merely adds. "backend" is priced as our ring; measure it instead where possible.
@@ -80,11 +80,10 @@ class LinkCost:
 
 @dataclass(frozen=True, slots=True)
 class _Hop:
-    """A kind of hop in a ring: its part of all hops, and its cost."""
+    """A kind of hop in a ring: its part of all hops, the link it uses, and the rate it gets there."""
 
     weight: float
-    latency: float
-    overhead: float
+    link: LinkCost
     rate: float
 
 
@@ -101,32 +100,19 @@ def all_reduce_seconds(
 
     one_link: all axes leave through the same network card, so that lanes on different axes share its rate.
     """
-    if staggered(phase_list):
-        return _pipeline_seconds(phase_list, shape, links, message_bytes)
+    pipeline = staggered(phase_list)  # of equal lanes, their chunks whole
     lanes = [0.0] * num_lanes(phase_list)
     busy = [0.0] * len(shape.sizes)
     for phase in phase_list:
-        lanes[phase.lane] += phase_seconds(phase, shape, links, message_bytes, segment_bytes)
+        lanes[phase.lane] += phase_seconds(phase, shape, links, message_bytes, 2**62 if pipeline else segment_bytes)
         if phase.axis != WORLD:
             rate = links[phase.axis].rate(alone=phase.leaders)
             busy[phase.axis] += float(phase.sent_share()) * message_bytes / rate
     if len(lanes) == 1:
         return lanes[0]
+    if pipeline:
+        return lanes[0] + (len(lanes) - 1) * max(busy) / len(lanes)
     return max(*lanes, sum(busy) if one_link else max(busy))
-
-
-def _pipeline_seconds(
-    phase_list: Sequence[Phase], shape: GridShape, links: Sequence[LinkCost], message_bytes: float
-) -> float:
-    """Equal lanes that cross the axes one behind the other, their chunks whole."""
-    one_lane = 0.0
-    busy = [0.0] * len(shape.sizes)
-    for phase in phase_list:
-        if phase.lane == 0:
-            one_lane += phase_seconds(phase, shape, links, message_bytes, 2**62)
-            rate = links[phase.axis].rate(alone=phase.leaders)
-            busy[phase.axis] += float(phase.sent_share()) * message_bytes / rate
-    return one_lane + (num_lanes(phase_list) - 1) * max(busy)
 
 
 def phase_seconds(
@@ -152,17 +138,17 @@ def phase_seconds(
 def _ring_seconds(hops: Sequence[_Hop], step: Step, message_bytes: float, segment_bytes: int) -> float:
     chunk = float(step.share) * message_bytes
     count = _num_segments(chunk, segment_bytes, RING_SEGMENTS)
-    move = sum(hop.weight * (hop.latency + chunk / count / hop.rate) for hop in hops)
-    stay = max(count * hop.overhead + chunk / hop.rate for hop in hops)
-    last = max(hop.latency + chunk / hop.rate for hop in hops)
+    move = sum(hop.weight * (hop.link.latency_seconds + chunk / count / hop.rate) for hop in hops)
+    stay = max(count * hop.link.message_overhead_seconds + chunk / hop.rate for hop in hops)
+    last = max(hop.link.latency_seconds + chunk / hop.rate for hop in hops)
     return (step.count - 1) * max(move, stay) + last
 
 
 def _chain_seconds(hops: Sequence[_Hop], step: Step, message_bytes: float, segment_bytes: int) -> float:
     chunk = float(step.share) * message_bytes
     count = _num_segments(chunk, segment_bytes, CHAIN_SEGMENTS)
-    move = sum(hop.weight * (hop.latency + chunk / count / hop.rate) for hop in hops)
-    stay = max(hop.overhead + chunk / count / hop.rate for hop in hops)
+    move = sum(hop.weight * (hop.link.latency_seconds + chunk / count / hop.rate) for hop in hops)
+    stay = max(hop.link.message_overhead_seconds + chunk / count / hop.rate for hop in hops)
     return step.count * move + (count - 1) * stay
 
 
@@ -178,28 +164,20 @@ def _step_seconds(phase: Phase, step: Step, shape: GridShape, links: Sequence[Li
 def _hops(phase: Phase, shape: GridShape, links: Sequence[LinkCost]) -> list[_Hop]:
     """The kinds of hops from position to position + 1 along the axis of a phase."""
     if phase.axis != WORLD:
-        return [_hop(links[phase.axis], 1.0, alone=phase.leaders)]
+        link = links[phase.axis]
+        return [_Hop(1.0, link, link.rate(alone=phase.leaders))]
     hops = []
-    fast = max(axis for axis, size in enumerate(shape.sizes) if size > 1)
-    for axis, size in enumerate(shape.sizes):
-        if size > 1:
-            # Of all ranks in a row of ranks, those whose step to the next changes `axis` and nothing slower.
-            slower = math.prod(shape.sizes[:axis])
-            starts = slower * size - (slower if axis > 0 and slower > 1 else 0)
-            hops.append(_hop(links[axis], starts / shape.world_size, alone=axis != fast))
+    for axis in shape.axes:
+        # Of all ranks in a row of ranks, those whose step to the next changes `axis` and nothing slower.
+        slower = math.prod(shape.sizes[:axis])
+        starts = slower * shape.sizes[axis] - (slower if axis > 0 and slower > 1 else 0)
+        hops.append(_Hop(starts / shape.world_size, links[axis], links[axis].rate(alone=axis != shape.axes[-1])))
     return hops
-
-
-def _hop(link: LinkCost, weight: float, *, alone: bool) -> _Hop:
-    return _Hop(weight, link.latency_seconds, link.message_overhead_seconds, link.rate(alone=alone))
 
 
 def _spanned_axis(shape: GridShape, distance: int) -> int:
     """The slowest axis along which two ranks `distance` apart differ."""
-    for axis in range(len(shape.sizes)):
-        if shape.sizes[axis] > 1 and math.prod(shape.sizes[axis + 1 :]) <= distance:
-            return axis
-    return len(shape.sizes) - 1
+    return next(axis for axis in shape.axes if math.prod(shape.sizes[axis + 1 :]) <= distance)
 
 
 def _num_segments(chunk_bytes: float, segment_bytes: int, most: int) -> int:

@@ -1,6 +1,6 @@
 """All-reduce by name, and `algorithm="auto"`: a race between the algorithms on the real grid, for each message size.
 
-The race, for every size class from the smallest:
+The race, for every size from the smallest (`race_choices`):
 
 1. Candidates. Prices (`predictions`) rank the algorithms; what costs over five times the cheapest stays out. Of the
    rest as many take part as can run a few rounds within the time allowed, the cheapest first; the backend always does.
@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import logging
 import math
-import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 import torch
 
@@ -37,11 +37,10 @@ from megabatch.comm.calibration import (
     read_calibration,
 )
 from megabatch.comm.grid import ProcessGrid
-from megabatch.comm.measure import calibrate, from_rank_0, probe_device, race
+from megabatch.comm.measure import calibrate, on_rank_0, probe_device, race
 from megabatch.comm.phases import WORLD, num_steps, phases
 from megabatch.comm.price import DEFAULT_SEGMENT_BYTES, all_reduce_seconds
 from megabatch.comm.shape import GridShape
-from megabatch.errors import ConfigError
 
 __all__ = [
     "SIZE_CLASSES_BYTES",
@@ -69,7 +68,7 @@ _WORTH_TRYING = 5.0  # times the lowest price: prices are not off by more
 _HEAT_ROUNDS = 3  # of all candidates, after one round to warm up
 _FINAL_ROUNDS = 60  # at most
 _SURE_CANDIDATES = 3  # take part even if they can run but once: prices alone do not tell the best
-_SHARES = ((2 * 2**20, 1), (math.inf, 5))  # of the budget, by size: long messages need most of it
+_LONG_BYTES, _LONG_WEIGHT = 2 * 2**20, 5  # longer messages get so many times the budget of a short one
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +84,15 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class _Race:
-    """One size: who ran, their median seconds, what was chosen, and all the seconds it took."""
+    """What was timed at one size: the prices and the median seconds of those that ran, by name, and who won."""
 
-    choice: Choice
-    medians: dict[str, float]
-    prices: dict[str, float]
-    spent_seconds: float
+    message_bytes: int
+    prices: Mapping[str, float]
+    medians: Mapping[str, float]
+
+    @property
+    def winner(self) -> str:
+        return _winner(self.medians)
 
 
 class AutoReducer:
@@ -98,7 +100,7 @@ class AutoReducer:
 
     The choice is made once per grid, by the first of these that is built; all ranks must build it together.
     calibration: a file or measurements to rank the algorithms by; by default the grid is measured (about 2 s). Either
-    way the races follow, within about `budget_seconds`. `choices` tells what was chosen, smallest size first, and
+    way the races follow, within about `BUDGET_SECONDS`. `choices` tells what was chosen, smallest size first, and
     `explanation` why; rank 0 also logs it.
     """
 
@@ -109,16 +111,13 @@ class AutoReducer:
         average: bool = False,
         grad_dtype: torch.dtype | None = None,
         calibration: Calibration | str | Path | None = None,
-        sizes: Sequence[int] = SIZE_CLASSES_BYTES,
-        budget_seconds: float = BUDGET_SECONDS,
     ) -> None:
         self.grid = grid
         self.algorithm = "auto"
         self.grad_dtype = grad_dtype
-        key = ("auto choices", tuple(sizes))
-        if key not in grid.cache:
-            grid.cache[key] = _choices(grid, calibration, sizes, budget_seconds)
-        self.choices: tuple[Choice, ...] = grid.cache[key]
+        if "auto choices" not in grid.cache:
+            grid.cache["auto choices"] = _choices(grid, calibration)
+        self.choices: tuple[Choice, ...] = grid.cache["auto choices"]
         self._reducers = {
             (choice.algorithm, choice.segment_bytes): AllReducer(
                 grid, choice.algorithm, average=average, grad_dtype=grad_dtype, segment_bytes=choice.segment_bytes
@@ -153,17 +152,14 @@ def all_reduce(
     *,
     average: bool = False,
     grad_dtype: torch.dtype | None = None,
-    segment_bytes: int = DEFAULT_SEGMENT_BYTES,
 ) -> None:
     """Sum (or average) `tensor` over all ranks of `grid`, in place; all ranks must call it in the same order.
 
     Buffers are cached with the grid. See `AllReducer` for the options and `AllReducer.run` for the errors.
     """
-    options = (algorithm, average, grad_dtype, segment_bytes)
+    options = (algorithm, average, grad_dtype)
     if options not in grid.cache:
-        grid.cache[options] = make_reducer(
-            grid, algorithm, average=average, grad_dtype=grad_dtype, segment_bytes=segment_bytes
-        )
+        grid.cache[options] = make_reducer(grid, algorithm, average=average, grad_dtype=grad_dtype)
     grid.cache[options].run(tensor)
 
 
@@ -173,13 +169,12 @@ def make_reducer(
     *,
     average: bool = False,
     grad_dtype: torch.dtype | None = None,
-    segment_bytes: int = DEFAULT_SEGMENT_BYTES,
     calibration: Calibration | str | Path | None = None,
 ) -> AllReducer | AutoReducer:
     """The reducer for an algorithm; "auto" measures (or reads `calibration`), races, and sets its own segments."""
     if algorithm == "auto":
         return AutoReducer(grid, average=average, grad_dtype=grad_dtype, calibration=calibration)
-    return AllReducer(grid, algorithm, average=average, grad_dtype=grad_dtype, segment_bytes=segment_bytes)
+    return AllReducer(grid, algorithm, average=average, grad_dtype=grad_dtype)
 
 
 def shared_calibration(grid: ProcessGrid, calibration: Calibration | str | Path | None = None) -> Calibration:
@@ -190,42 +185,33 @@ def shared_calibration(grid: ProcessGrid, calibration: Calibration | str | Path 
     """
     if calibration is None:
         return calibrate(grid)
-    error = text = ""
-    if grid.rank == 0:
-        try:
-            known = calibration if isinstance(calibration, Calibration) else read_calibration(calibration)
-            known.links(grid.shape)
-            text = calibration_text(known)
-        except ConfigError as problem:
-            error = str(problem)
-    if error := from_rank_0(grid, error):
-        raise ConfigError(error)
-    return calibration_from_text(from_rank_0(grid, text), "rank 0's calibration")
+
+    def checked_text() -> str:
+        known = calibration if isinstance(calibration, Calibration) else read_calibration(calibration)
+        known.links(grid.shape)
+        return calibration_text(known)
+
+    return calibration_from_text(on_rank_0(grid, checked_text), "rank 0's calibration")
 
 
 def race_choices(
-    grid: ProcessGrid,
-    calibration: Calibration,
-    sizes: Sequence[int] = SIZE_CLASSES_BYTES,
-    *,
-    budget_seconds: float = BUDGET_SECONDS,
-    device: torch.device | None = None,
+    grid: ProcessGrid, calibration: Calibration, sizes: Sequence[int], budget_seconds: float
 ) -> tuple[Choice, ...]:
     """A choice per size, smallest first: raced where the budget allows, else derived from the size below."""
-    device = device or probe_device(grid)
     ordered = sorted(sizes)
-    shares = [next(share for most, share in _SHARES if size <= most) for size in ordered]
+    weights = [_LONG_WEIGHT if size > _LONG_BYTES else 1 for size in ordered]
     choices: list[Choice] = []
     below: _Race | None = None
     left = budget_seconds
     for index, size in enumerate(ordered):
         ranked = predictions(calibration, grid.shape, size)
-        share = left * shares[index] / sum(shares[index:])
+        share = left * weights[index] / sum(weights[index:])
         candidates = _candidates(ranked, size, share, left, below)
         if candidates:
-            below = _run_race(grid, candidates, size, share, device, calibration)
-            left -= below.spent_seconds
-            choices.append(below.choice)
+            medians, spent = _timed(grid, candidates, torch.zeros(size // 4, device=probe_device(grid)), share)
+            left -= spent
+            below = _Race(size, {one.algorithm: one.seconds for one in candidates}, medians)
+            choices.append(_raced(candidates, below, grid.shape, calibration))
         else:
             choices.append(_inherited(size, ranked, below))
     return tuple(choices)
@@ -239,14 +225,10 @@ def size_text(message_bytes: int) -> str:
     return f"{message_bytes} bytes"
 
 
-def _choices(
-    grid: ProcessGrid, calibration: Calibration | str | Path | None, sizes: Sequence[int], budget_seconds: float
-) -> tuple[Choice, ...]:
-    if not sizes:
-        raise ConfigError("no message sizes to choose an algorithm for; give at least one, or leave the default")
+def _choices(grid: ProcessGrid, calibration: Calibration | str | Path | None) -> tuple[Choice, ...]:
     if grid.world_size == 1:
-        return (Choice(max(sizes), "backend", DEFAULT_SEGMENT_BYTES, 0.0, "a single rank: nothing to reduce"),)
-    choices = race_choices(grid, shared_calibration(grid, calibration), sizes, budget_seconds=budget_seconds)
+        return (Choice(1, "backend", DEFAULT_SEGMENT_BYTES, 0.0, "a single rank: nothing to reduce"),)
+    choices = race_choices(grid, shared_calibration(grid, calibration), SIZE_CLASSES_BYTES, BUDGET_SECONDS)
     if grid.rank == 0:
         for choice in choices:
             _log.info("all-reduce of %s", choice.reason)
@@ -257,7 +239,7 @@ def _candidates(
     ranked: Sequence[Prediction], size: int, share_seconds: float, left_seconds: float, below: _Race | None
 ) -> list[Prediction]:
     """The cheapest that fit into the time, and the backend last; none where not even two fit."""
-    backend = _backend_of(ranked)
+    backend = _named("backend", ranked)
     others: list[Prediction] = []
     for one in ranked:
         # Equal prices mean equal messages on this grid, as of torus and direct on 2x2: one of them will do.
@@ -279,19 +261,13 @@ def _expected_seconds(one: Prediction, size: int, below: _Race | None) -> float:
     if below is None:
         return one.seconds
     known = below.medians.get(one.algorithm, max(below.medians.values()))
-    return min(max(one.seconds, known), known * size / below.choice.message_bytes)
+    return min(max(one.seconds, known), known * size / below.message_bytes)
 
 
-def _run_race(
-    grid: ProcessGrid,
-    candidates: Sequence[Prediction],
-    size: int,
-    budget_seconds: float,
-    device: torch.device,
-    calibration: Calibration,
-) -> _Race:
-    """Run all candidates a few times, then the best as often as the budget allows."""
-    buffer = torch.zeros(size // 4, device=device)
+def _timed(
+    grid: ProcessGrid, candidates: Sequence[Prediction], buffer: torch.Tensor, budget_seconds: float
+) -> tuple[dict[str, float], float]:
+    """(median seconds by name, seconds spent): all candidates a few times, then the best while the budget lasts."""
     runs = {
         one.algorithm: partial(AllReducer(grid, one.algorithm, segment_bytes=one.segment_bytes).run, buffer)
         for one in candidates
@@ -302,8 +278,8 @@ def _run_race(
     if heats > 0:  # else a round takes so long that warming up does not matter
         times = race(grid, runs, heats)
         spent += _total(times)
-        heat = {name: statistics.median(seconds) for name, seconds in times.items()}
-        fastest = sorted(runs, key=lambda name: heat[name])
+        heat = _medians(times)
+        fastest = sorted(runs, key=heat.__getitem__)
         # The backend goes on too, unless it is beaten beyond doubt already.
         backend = ["backend"] if heat["backend"] < 2 * heat[fastest[0]] else []
         finalists = {name: runs[name] for name in dict.fromkeys([*fastest[:2], *backend])}
@@ -313,60 +289,49 @@ def _run_race(
             more = race(grid, finalists, finals)
             spent += _total(more)
             times |= {name: times[name] + seconds for name, seconds in more.items()}
-    medians = {name: statistics.median(seconds) for name, seconds in times.items()}
-    choice = _judged(size, candidates, medians, grid.shape, calibration)
-    return _Race(choice, medians, {one.algorithm: one.seconds for one in candidates}, spent)
+    return _medians(times), spent
 
 
-def _total(times: dict[str, list[float]]) -> float:
-    return sum(sum(seconds) for seconds in times.values())
+def _winner(seconds: Mapping[str, float]) -> str:
+    """The fastest by name; the backend unless it is beaten by `BACKEND_MARGIN`."""
+    best = min(seconds, key=seconds.__getitem__)
+    return best if seconds[best] < (1 - BACKEND_MARGIN) * seconds["backend"] else "backend"
 
 
-def _judged(
-    size: int, candidates: Sequence[Prediction], medians: dict[str, float], shape: GridShape, calibration: Calibration
-) -> Choice:
-    """The fastest candidate as measured, or the backend unless it is clearly beaten."""
-    best = min(candidates, key=lambda one: medians[one.algorithm])
-    backend = _backend_of(candidates)
-    if medians[best.algorithm] >= (1 - BACKEND_MARGIN) * medians["backend"]:
-        best = backend
-    took = medians[best.algorithm]
-    others = ", ".join(f"{one.algorithm} {_ms(medians[one.algorithm])}" for one in candidates if one != best)
-    reason = f"{size_text(size)}: {best.algorithm}, {_ms(took)} measured, against {others}"
-    if best != backend and calibration.axes:
-        reason += f"; {_cause(calibration, best.algorithm, shape, size)}"
-    return Choice(size, best.algorithm, best.segment_bytes, took, reason)
+def _raced(candidates: Sequence[Prediction], run: _Race, shape: GridShape, calibration: Calibration) -> Choice:
+    """The winner of a race, with the times of all."""
+    won = _named(run.winner, candidates)
+    took = run.medians[won.algorithm]
+    others = ", ".join(f"{one.algorithm} {_ms(run.medians[one.algorithm])}" for one in candidates if one != won)
+    reason = f"{size_text(run.message_bytes)}: {won.algorithm}, {_ms(took)} measured, against {others}"
+    if won.algorithm != "backend" and calibration.axes:
+        reason += f"; {_cause(calibration, won.algorithm, shape, run.message_bytes)}"
+    return Choice(run.message_bytes, won.algorithm, won.segment_bytes, took, reason)
 
 
 def _inherited(size: int, ranked: Sequence[Prediction], below: _Race | None) -> Choice:
-    """For a size too long to run: the best corrected price, or the backend if that won below or is no worse."""
-    taken = _backend_of(ranked)
-    cause = "no smaller size was tried either"
-    if below is not None:
-        where = size_text(below.choice.message_bytes)
-        cause = f"it won at {where}"
-        if below.choice.algorithm != "backend":
-            corrected = [
-                replace(one, seconds=one.seconds * below.medians[one.algorithm] / below.prices[one.algorithm])
-                for one in ranked
-                if one.algorithm in below.medians
-            ]
-            taken = _backend_of(corrected)
-            best = min(corrected, key=lambda one: one.seconds)
-            cause = f"the price corrected at {where} has nothing faster"
-            if best.seconds < (1 - BACKEND_MARGIN) * taken.seconds:
-                told = f"{_ms(best.seconds)} against the backend's {_ms(taken.seconds)}"
-                taken, cause = best, f"the price corrected at {where} is {told}"
-    reason = f"{size_text(size)}: {taken.algorithm}, not tried (too long for start-up); {cause}"
-    return Choice(size, taken.algorithm, taken.segment_bytes, taken.seconds, reason)
+    """For a size too long to run: the winner by corrected prices, or the backend if that won below."""
+    seconds = {one.algorithm: one.seconds for one in ranked}
+    taken = "backend"
+    if below is None:
+        cause = "no smaller size was tried either"
+    elif below.winner == "backend":
+        cause = f"it won at {size_text(below.message_bytes)}"
+    else:
+        seconds = {name: seconds[name] * took / below.prices[name] for name, took in below.medians.items()}
+        taken = _winner(seconds)
+        told = f"is {_ms(seconds[taken])} against the backend's {_ms(seconds['backend'])}"
+        told = told if taken != "backend" else "has nothing faster"
+        cause = f"the price corrected at {size_text(below.message_bytes)} {told}"
+    reason = f"{size_text(size)}: {taken}, not tried (too long for start-up); {cause}"
+    return Choice(size, taken, _named(taken, ranked).segment_bytes, seconds[taken], reason)
 
 
 def _cause(calibration: Calibration, name: str, shape: GridShape, message_bytes: int) -> str:
     """What an algorithm saves against a flat ring: messages that wait for one another, or bytes on slow links."""
     links = calibration.links(shape)
     chosen, ring = calibration.phases(name, shape, message_bytes), phases("ring", shape)
-    axes = [axis for axis, size in enumerate(shape.sizes) if size > 1]
-    slow = min(axes, key=lambda axis: links[axis].rate(alone=False))
+    slow = min(shape.axes, key=lambda axis: links[axis].rate(alone=False))
     share = sum(float(phase.sent_share()) for phase in chosen if phase.axis in (slow, WORLD))
     flat = float(ring[0].sent_share())
     latency, whole = (all_reduce_seconds(chosen, shape, links, size) for size in (0, message_bytes))
@@ -375,8 +340,16 @@ def _cause(calibration: Calibration, name: str, shape: GridShape, message_bytes:
     return f"a rank sends {share:.2f} of the message along the {shape.names[slow]}, {flat:.2f} in a flat ring"
 
 
-def _backend_of(ranked: Sequence[Prediction]) -> Prediction:
-    return next(one for one in ranked if one.algorithm == "backend")
+def _named(algorithm: str, ranked: Sequence[Prediction]) -> Prediction:
+    return next(one for one in ranked if one.algorithm == algorithm)
+
+
+def _medians(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    return {name: median(seconds) for name, seconds in times.items()}
+
+
+def _total(times: Mapping[str, Sequence[float]]) -> float:
+    return sum(sum(seconds) for seconds in times.values())
 
 
 def _ms(seconds: float) -> str:

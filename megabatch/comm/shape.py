@@ -21,9 +21,10 @@ from dataclasses import dataclass, field
 
 from megabatch.errors import GridError
 
-__all__ = ["GridShape", "fitting_shapes", "near_square", "parse_grid", "rows_by_host"]
+__all__ = ["GridShape", "fitting_shapes", "near_square", "parse_grid", "ranks_text", "rows_by_host"]
 
 _MAX_SHAPES_SHOWN = 12
+_MAX_RANKS_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,11 @@ class GridShape:
     def world_size(self) -> int:
         """Ranks in the whole grid."""
         return math.prod(self.sizes)
+
+    @property
+    def axes(self) -> list[int]:
+        """The axes that have more than one rank, the slowest first."""
+        return [axis for axis, size in enumerate(self.sizes) if size > 1]
 
     def check_fits(self, world_size: int) -> None:
         """Raise `GridError` naming the shapes that fit unless the grid has exactly `world_size` ranks."""
@@ -124,6 +130,15 @@ def near_square(world_size: int) -> GridShape:
     """The grid with the fewest torus steps, 2(X-1) + 2(Y-1); the longer axis is the fast one."""
     rows = next(count for count in range(math.isqrt(world_size), 0, -1) if world_size % count == 0)
     return GridShape((rows, world_size // rows))
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Ranks for people, in order: "rank 3", "ranks 0, 2", "ranks 4 to 7"."""
+    if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
+        return f"ranks {ranks[0]} to {ranks[-1]}"
+    shown = ", ".join(str(rank) for rank in ranks[:_MAX_RANKS_SHOWN])
+    more = f" and {len(ranks) - _MAX_RANKS_SHOWN} more" if len(ranks) > _MAX_RANKS_SHOWN else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
 
 
 def rows_by_host(hosts: Sequence[str]) -> GridShape | None:

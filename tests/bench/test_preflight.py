@@ -22,7 +22,7 @@ from tests.system.runs import REPOSITORY, clean_environment
 
 def _measured(rates: tuple[float, ...], solo: float = 0.0) -> AxisMeasurement:
     lines = tuple((rank, rank + len(rates)) for rank in range(len(rates)))
-    return AxisMeasurement(0, lines, (2e-3,) * len(rates), rates, 0.0, solo)
+    return AxisMeasurement(lines, (2e-3,) * len(rates), rates, 0.0, solo)
 
 
 def test_a_line_below_half_of_the_median_is_slow() -> None:

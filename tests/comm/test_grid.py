@@ -144,7 +144,7 @@ def test_real_ranks_form_rows_and_columns() -> None:
         assert fact["problems"] == [
             "grid 4x2 needs 8 workers but the world has 6; shapes that fit: 1x6, 2x3, 3x2, 6x1",
             (
-                "grid shapes differ between workers (3x2 on rank 0; 2x3 on rank 1, 2, 3, 4, 5); "
+                "grid shapes differ between workers (3x2 on rank 0; 2x3 on ranks 1 to 5); "
                 "give every worker the same shape"
             ),
         ]
@@ -184,7 +184,7 @@ def test_groups_that_cannot_connect_are_named(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(LaunchError) as caught:
         _axis_group(GridShape((2, 64)), 0, 1, 5.0, "build")
     assert str(caught.value) == (
-        "the row of ranks 0, 1, 2, 3, 4, 5, 6, 7, ... could not connect within 5 s (connect: No route to host); "
+        "the row of ranks 0 to 63 could not connect within 5 s (connect: No route to host); "
         "look at their logs and at the network between them"
     )
 
@@ -225,7 +225,7 @@ def test_different_shapes_end_everywhere_with_one_reason() -> None:
     errors = _ask("aabb", ["2x2", "2x2", "4x1", "2x2"])
     assert all(isinstance(error, GridError) for error in errors)
     assert {str(error) for error in errors} == {
-        "grid shapes differ between workers (2x2 on rank 0, 1, 3; 4x1 on rank 2); give every worker the same shape"
+        "grid shapes differ between workers (2x2 on ranks 0, 1, 3; 4x1 on rank 2); give every worker the same shape"
     }
 
 
@@ -233,7 +233,7 @@ def test_a_rank_that_does_not_come_is_named_by_all_others() -> None:
     errors = _ask("aabb", ["2x2"] * 4, absent=2)
     assert len(errors) == 3
     assert all(isinstance(error, LaunchError) for error in errors)
-    assert {str(error) for error in errors} == {"no grid: rank 2 did not come within 1 s; look at its log"}
+    assert {str(error) for error in errors} == {"no grid: rank 2 did not come within 1 s; look at the log of rank 2"}
 
 
 def test_a_missing_rank_0_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

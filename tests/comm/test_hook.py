@@ -51,13 +51,13 @@ def _train(grid: ProcessGrid, options: dict[str, Any] | None, *, unused: bool) -
     if options is not None:
         state, hook = gradient_hook(grid, **options)
 
-        reduce = state.reduce
+        reduce = state.reduce_buffer
 
-        def counting(bucket: Any) -> Any:
-            buckets.append(bucket.buffer().numel())
-            return reduce(bucket)
+        def counting(buffer: torch.Tensor, index: int, *, last: bool = False) -> Any:
+            buckets.append(buffer.numel())
+            return reduce(buffer, index, last=last)
 
-        state.reduce = counting  # type: ignore[method-assign]
+        state.reduce_buffer = counting  # type: ignore[method-assign]
         ddp.register_comm_hook(state, hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     data = torch.Generator().manual_seed(100 + grid.rank)
@@ -76,7 +76,7 @@ def _train(grid: ProcessGrid, options: dict[str, Any] | None, *, unused: bool) -
 
 HOOKS: list[dict[str, Any]] = [
     {"algorithm": "torus"},
-    {"algorithm": "torus", "buckets_in_flight": 4, "segment_bytes": 256},
+    {"algorithm": "torus", "buckets_in_flight": 4},
     {"algorithm": "two_way_torus"},
     {"algorithm": "ring", "buckets_in_flight": 1},
     {"algorithm": "hierarchical"},

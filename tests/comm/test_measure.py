@@ -92,14 +92,14 @@ def _calibrate_row(rank: int) -> str:
 
 def test_the_cost_of_an_axis_is_that_of_its_worst_line() -> None:
     lines = ((0, 2), (1, 3))
-    measured = AxisMeasurement(0, lines, (1e-3, 2e-3), (40e6, 10e6), 5e-3, 120e6)
+    measured = AxisMeasurement(lines, (1e-3, 2e-3), (40e6, 10e6), 5e-3, 120e6)
     cost = measured.cost("column")
     # Line 0 alone is three times as fast as together with line 1, so three ranks' worth of traffic share a link.
     assert (cost.name, cost.size, cost.latency_seconds, cost.ranks_per_link) == ("column", 2, 2e-3, 3.0)
     assert cost.link.rate(alone=False) == pytest.approx(10e6)
     assert cost.bytes_per_second == pytest.approx(30e6)
     assert cost.message_overhead_seconds == 2e-3  # never above the latency, which contains it
-    assert AxisMeasurement(0, lines, (1e-3, 2e-3), (40e6, 10e6), 0, 0).cost("column").ranks_per_link == 1
+    assert AxisMeasurement(lines, (1e-3, 2e-3), (40e6, 10e6), 0, 0).cost("column").ranks_per_link == 1
 
 
 def test_rates_are_what_further_bytes_add_to_a_step() -> None:

@@ -9,14 +9,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from megabatch.comm import allreduce
 from megabatch.comm.allreduce import AllReducer
 from megabatch.comm.grid import ProcessGrid
 from megabatch.comm.p2p import (
     ACTION_SHIFT,
     LIBRARY,
     MAX_ACTIONS,
-    LibraryLink,
     Link,
     PeerLostError,
     Scratch,
@@ -109,7 +107,7 @@ def _wait_in_vain(rank: int) -> list[tuple[int | None, bool]]:
             attempt()
         told.append((caught.value.peer, caught.value.timed_out))
     if rank == 0:
-        library = LibraryLink(dist.new_group([0], use_local_synchronization=True), (0,), 0, 0.3)
+        library = Link(dist.new_group([0], use_local_synchronization=True), (0,), 0, 0.3)
         run = LIBRARY["broadcast"](library, torch.ones(1))
         next(run)
         next(run)
@@ -142,7 +140,7 @@ def _reduce_by_library(rank: int) -> list[Any]:
     grid = ProcessGrid.build("2x3", timeout_seconds=20)
     wrong: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(allreduce, "uses_gloo", lambda group: False)
+        patch.setattr(grid, "on_gloo", lambda axes: False)
         for algorithm in ALGORITHMS:
             for average in (False, True):
                 reducer = AllReducer(grid, algorithm, average=average)

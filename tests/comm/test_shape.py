@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from megabatch.comm.shape import GridShape, fitting_shapes, near_square, parse_grid, rows_by_host
+from megabatch.comm.shape import GridShape, fitting_shapes, near_square, parse_grid, ranks_text, rows_by_host
 from megabatch.errors import GridError
 
 
@@ -94,3 +94,13 @@ def test_rows_are_hosts_where_hosts_are_uniform(hosts: str, text: str | None) ->
 def test_planning_needs_no_torch() -> None:
     code = "import sys, megabatch.comm.phases, megabatch.comm.calibration; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_ranks_for_people_are_cut_short() -> None:
+    assert [ranks_text(ranks) for ranks in ([3], [0, 1], [4, 5, 6], [0, 2, 3])] == [
+        "rank 3",
+        "ranks 0, 1",
+        "ranks 4 to 6",
+        "ranks 0, 2, 3",
+    ]
+    assert ranks_text(range(0, 30, 2)) == "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 7 more"
