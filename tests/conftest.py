@@ -18,7 +18,10 @@ hypothesis.settings.load_profile("patient")
 TESTS = Path(__file__).parent
 
 # Tests of one file that share a run, a browser or a network: set up once, in one process.
-TOGETHER = ("test_batch_control", "test_collapse", "test_precision", "test_report_page", "test_resume")
+TOGETHER = (
+    *("test_batch_control", "test_collapse", "test_precision", "test_report_page", "test_resume"),
+    "test_worker_counts",
+)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -32,8 +32,8 @@ def run_ranks(
     world_size: int,
     fn: Callable[..., T],
     *args: Any,
-    timeout_seconds: float = 60.0,
-    group_timeout_seconds: float = 30.0,
+    timeout_seconds: float = 120.0,
+    group_timeout_seconds: float = 60.0,
 ) -> list[T]:
     """Return `[fn(rank, *args) for every rank]`, run in `world_size` processes joined by a Gloo process group.
 
@@ -85,8 +85,8 @@ def _collect(pipes: list[Connection], timeout_seconds: float) -> list[Any]:
                 results[rank] = value
             else:
                 failures[rank] = value
-        if failures and remaining > 5:
-            deadline = time.monotonic() + 5  # one rank failed: the others get a moment to say why
+        if failures and remaining > 10:
+            deadline = time.monotonic() + 10  # one rank failed: the others get a moment to say why
         if remaining <= 0:
             for pipe in open_pipes:
                 failures.setdefault(waiting[id(pipe)], f"did not finish within {timeout_seconds:g} s")

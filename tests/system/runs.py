@@ -45,7 +45,7 @@ def small_config(*overrides: str) -> Config:
 
 def train_on_ranks(world_size: int, folder: Path, *overrides: str, resume: bool = False) -> dict[str, Any]:
     """Train the small recipe on real ranks and return rank 0's summary."""
-    return run_ranks(world_size, train_one, world_size, str(folder), overrides, resume, timeout_seconds=90)[0]
+    return run_ranks(world_size, train_one, world_size, str(folder), overrides, resume, timeout_seconds=200)[0]
 
 
 def train_one(rank: int, world_size: int, folder: str, overrides: tuple[str, ...], resume: bool) -> dict[str, Any]:

@@ -20,18 +20,29 @@ BATCH = "train.global_batch_size=0:40 0.6:48"
 CHECKPOINTS = "checkpoint.every_steps=2"
 
 
-@pytest.fixture(scope="module", params=[2, 3])
-def halves(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path, Path]:
-    """A whole run and the first half of the same run, on 2 and on 3 workers."""
-    base = tmp_path_factory.mktemp("resume")
-    world_size: int = request.param
+Halves = tuple[int, Path, Path]
+
+
+def run_whole_and_half(world_size: int, base: Path) -> Halves:
     train_on_ranks(world_size, base / "whole", WHOLE, BATCH, CHECKPOINTS)
     train_on_ranks(world_size, base / "half", HALF, BATCH, CHECKPOINTS)
     return world_size, base / "whole", base / "half"
 
 
-def test_same_worker_count_is_bit_identical(halves: tuple[int, Path, Path], tmp_path: Path) -> None:
-    world_size, whole, half = halves
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory: pytest.TempPathFactory) -> Halves:
+    """A whole run and the first half of the same run, on 2 workers."""
+    return run_whole_and_half(2, tmp_path_factory.mktemp("resume"))
+
+
+@pytest.fixture(scope="module")
+def halves_of_3(tmp_path_factory: pytest.TempPathFactory) -> Halves:
+    return run_whole_and_half(3, tmp_path_factory.mktemp("resume"))
+
+
+@pytest.mark.parametrize("workers", ["halves", "halves_of_3"])
+def test_same_worker_count_is_bit_identical(workers: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    world_size, whole, half = request.getfixturevalue(workers)
     folder = Path(shutil.copytree(half, tmp_path / "run", symlinks=True))
     assert len(rows_of(folder)) == 7
     train_on_ranks(world_size, folder, WHOLE, BATCH, CHECKPOINTS, resume=True)
@@ -43,7 +54,7 @@ def test_same_worker_count_is_bit_identical(halves: tuple[int, Path, Path], tmp_
     assert (folder / "checkpoints" / "best").exists()
 
 
-def test_rows_after_the_checkpoint_are_cut_off(halves: tuple[int, Path, Path], tmp_path: Path) -> None:
+def test_rows_after_the_checkpoint_are_cut_off(halves: Halves, tmp_path: Path) -> None:
     world_size, whole, half = halves
     folder = Path(shutil.copytree(half, tmp_path / "run", symlinks=True))
     # As after a kill: the newest checkpoint is of step 6, the log already has a row 7 and the torn begin of row 8.
@@ -55,7 +66,7 @@ def test_rows_after_the_checkpoint_are_cut_off(halves: tuple[int, Path, Path], t
     assert (folder / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
-def test_damaged_newest_checkpoint_gives_way_to_the_one_before(halves: tuple[int, Path, Path], tmp_path: Path) -> None:
+def test_damaged_newest_checkpoint_gives_way_to_the_one_before(halves: Halves, tmp_path: Path) -> None:
     world_size, whole, half = halves
     folder = Path(shutil.copytree(half, tmp_path / "run", symlinks=True))
     newest = folder / "checkpoints" / "step-00000007.pt"
@@ -66,8 +77,11 @@ def test_damaged_newest_checkpoint_gives_way_to_the_one_before(halves: tuple[int
     assert (folder / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
-def test_another_worker_count_continues_the_same_order(halves: tuple[int, Path, Path], tmp_path: Path) -> None:
-    world_size, whole, half = halves
+@pytest.mark.parametrize("workers", ["halves", "halves_of_3"])
+def test_another_worker_count_continues_the_same_order(
+    workers: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    world_size, whole, half = request.getfixturevalue(workers)
     folder = Path(shutil.copytree(half, tmp_path / "run", symlinks=True))
     train_on_ranks(4 if world_size == 2 else 1, folder, WHOLE, BATCH, CHECKPOINTS, resume=True)
     assert losses_of(folder) == pytest.approx(losses_of(whole), rel=1e-4)
@@ -76,7 +90,7 @@ def test_another_worker_count_continues_the_same_order(halves: tuple[int, Path, 
         torch.testing.assert_close(ours[name], value, rtol=1e-3, atol=1e-4, msg=name)
 
 
-def test_a_finished_run_can_be_resumed_to_no_effect(halves: tuple[int, Path, Path], tmp_path: Path) -> None:
+def test_a_finished_run_can_be_resumed_to_no_effect(halves: Halves, tmp_path: Path) -> None:
     world_size, whole, _ = halves
     folder = Path(shutil.copytree(whole, tmp_path / "run", symlinks=True))
     summary = train_on_ranks(world_size, folder, WHOLE, BATCH, CHECKPOINTS, resume=True)
@@ -85,7 +99,7 @@ def test_a_finished_run_can_be_resumed_to_no_effect(halves: tuple[int, Path, Pat
     assert losses_of(folder) == losses_of(whole)
 
 
-def test_checkpoint_of_another_model_is_refused_in_one_line(halves: tuple[int, Path, Path], tmp_path: Path) -> None:
+def test_checkpoint_of_another_model_is_refused_in_one_line(halves: Halves, tmp_path: Path) -> None:
     _, _, half = halves
     folder = tmp_path / "run"
     train_on_ranks(1, folder, "train.max_steps=2", "model.width=12")
@@ -95,7 +109,7 @@ def test_checkpoint_of_another_model_is_refused_in_one_line(halves: tuple[int, P
         train_on_ranks(1, folder, "train.max_steps=4", "model.width=12", resume=True)
 
 
-def test_a_best_link_that_was_not_moved_in_time_is_mended(halves: tuple[int, Path, Path], tmp_path: Path) -> None:
+def test_a_best_link_that_was_not_moved_in_time_is_fixed(halves: Halves, tmp_path: Path) -> None:
     world_size, _, half = halves
     folder = Path(shutil.copytree(half, tmp_path / "run", symlinks=True))
     best = (folder / "checkpoints" / "best").resolve().name
