@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -27,14 +28,24 @@ def snippets() -> list[tuple[str, str]]:
     return [(title, block) for title, part in parts for block in re.findall(r"```python\n(.*?)```", part, re.DOTALL)]
 
 
-def _execute(rank: int, source: str) -> None:
-    exec(compile(source, "docs/library.md", "exec"), {"__name__": "snippet"})
+def _execute(rank: int, source: str, folder: str = ".") -> None:
+    os.chdir(folder)
+    exec(compile(source, "snippet", "exec"), {"__name__": "snippet"})
 
 
 @pytest.mark.parametrize(("title", "source"), snippets(), ids=[title for title, _ in snippets()])
 def test_every_piece_of_the_library_page_runs_as_it_stands(title: str, source: str) -> None:
     assert len(source.splitlines()) <= 16  # about ten lines, or it is not simple
     run_ranks(2, _execute, source)
+
+
+@pytest.mark.slow
+def test_the_python_of_the_readme_runs_as_it_stands(tmp_path: Path) -> None:
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:
+        run_ranks(2, _execute, block, str(tmp_path))
 
 
 def test_the_library_page_has_a_piece_for_every_method() -> None:
