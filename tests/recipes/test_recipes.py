@@ -61,10 +61,6 @@ def test_every_shipped_recipe_loads_and_reads_back_equal(name: str) -> None:
     assert recipe_path(name).read_text(encoding="utf-8").isascii()
 
 
-def test_the_demo_is_there() -> None:
-    assert "demo" in recipe_names()
-
-
 @pytest.mark.parametrize(
     ("override", "read", "value"),
     [
