@@ -75,5 +75,14 @@ def train(
         grid, workers, scale, epochs = planned.grid, planned.workers, planned.scale, planned.epochs
     config = load_config(recipe, list(overrides), scale=scale, epochs=epochs)
     lines = scaling_lines(load_config(recipe, epochs=epochs), config) if scale is not None else []
-    request = TrainRequest(config, output, grid, resume, debug, plan_text, Path(recipe).stem, tuple(lines))
+    request = TrainRequest(
+        config,
+        output,
+        grid,
+        resume=resume,
+        debug=debug,
+        plan=plan_text,
+        name=Path(recipe).stem,
+        lines=tuple(lines),
+    )
     raise typer.Exit(train_here(request, workers, os.environ))

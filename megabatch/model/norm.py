@@ -6,7 +6,7 @@ the ghost batches' means and variances over ALL ghost batches of the step. With 
 average: only the last step counts (Akiba 2017, section 2.3 of that paper's method).
 
 The rule is linear, so each rank holds just the part that its own ghost batches contribute. The parts are added up
-only when somebody looks: before an evaluation or a checkpoint. No communication happens in training steps, every
+only before an evaluation or a checkpoint. No communication happens in training steps, every
 rank ends with identical statistics, and 1, 3 or 4096 ranks agree up to rounding. Parts are float64 numbers, so the
 order of that addition does not show in the float32 result.
 
@@ -63,14 +63,8 @@ class GhostStatistics:
     @contextmanager
     def ghost(self, share_of_step: float) -> Iterator[None]:
         """Around a training pass: take in the statistics of its ghost batch; a share is 1 / ghosts of the step."""
-        momenta = [norm.momentum for norm in self._norms]
-        for norm in self._norms:
-            norm.momentum = 1.0  # torch then overwrites the buffers with this ghost batch
-        try:
+        with self._newest_only():
             yield
-        finally:
-            for norm, momentum in zip(self._norms, momenta, strict=True):
-                norm.momentum = momentum
         if self._norms:
             buffers = self._buffers()
             if self._part[0].device != buffers[0].device:
@@ -88,7 +82,8 @@ class GhostStatistics:
         tensors = [*self._buffers(), *self._counters()]
         saved = [tensor.clone() for tensor in tensors]
         try:
-            yield
+            with self._newest_only():  # as in `ghost`: a compiled model then has one graph for both
+                yield
         finally:
             for tensor, values in zip(tensors, saved, strict=True):
                 tensor.copy_(values)
@@ -148,6 +143,18 @@ class GhostStatistics:
         assert isinstance(steps, int)
         self._steps = steps
         self._take(flat)
+
+    @contextmanager
+    def _newest_only(self) -> Iterator[None]:
+        """Within the block torch overwrites the buffers with the newest ghost batch; momenta are put back."""
+        before = [norm.momentum for norm in self._norms]
+        for norm in self._norms:
+            norm.momentum = 1.0
+        try:
+            yield
+        finally:
+            for norm, momentum in zip(self._norms, before, strict=True):
+                norm.momentum = momentum
 
     def _take(self, flat: Tensor) -> None:
         """Rank 0 takes the whole, the others start from nothing."""

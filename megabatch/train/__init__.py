@@ -7,15 +7,32 @@ folder's module, so the module itself can be called.
 from __future__ import annotations
 
 import sys
+from importlib import import_module
+from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from megabatch.config import Config
 
 
 class _CallableModule(ModuleType):
-    def __call__(self, *args: Any, **options: Any) -> dict[str, Any]:
+    def __call__(
+        self,
+        config: Config,
+        *,
+        output: str | Path | None = None,
+        grid: str | None = None,
+        resume: bool = False,
+        plan: str = "",
+    ) -> dict[str, Any]:
+        """See `megabatch.train.entry.train`."""
         from megabatch.train.entry import train
 
-        return train(*args, **options)
+        return train(config, output=output, grid=grid, resume=resume, plan=plan)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return import_module, (__name__,)  # so that a function which uses it can be sent to another process
 
 
 sys.modules[__name__].__class__ = _CallableModule

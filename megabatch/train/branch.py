@@ -14,7 +14,7 @@ resumed run gives it back as `trunk`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -49,8 +49,11 @@ def branch(
             optimizer.state.clear()
     try:
         yield trunk
-    finally:
-        load_training_state(trunk, model, optimizer, statistics, scaler)
+    except BaseException:
+        with suppress(Exception):  # a device that fails must not hide the error behind one of its own
+            load_training_state(trunk, model, optimizer, statistics, scaler)
+        raise
+    load_training_state(trunk, model, optimizer, statistics, scaler)
 
 
 def training_state(

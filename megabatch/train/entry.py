@@ -33,7 +33,8 @@ def train(
     """Train in the world this process finds itself in, and return the summary of the run.
 
     The world is torch's default process group if there is one, else what torchrun, srun or mpirun have left in the
-    environment, else this process alone. Every rank must call it; all get the same summary.
+    environment, else this process alone. Every rank must call it; all get the same summary. SIGTERM, SIGINT, SIGHUP
+    and SIGUSR1 end the run early: a checkpoint is written, and the summary's status is "stopped".
 
     output: the run folder; a new one under runs/ by default. grid: rows x columns, such as "2x4". resume: go on with
     the run in `output`. plan: the text of the plan the run follows, saved with it.
@@ -43,8 +44,14 @@ def train(
     """
     if resume and output is None:
         raise CheckpointError("resuming needs to know which run to go on with; give the run folder as output")
+    import torch
+
     request = TrainRequest(config, Path(output) if output else None, grid, resume, plan=plan)
-    summary, _ = _train_in(present_world() or read_world(os.environ) or ALONE, request)
+    num_threads = torch.get_num_threads()
+    try:
+        summary, _ = _train_in(present_world() or read_world(os.environ) or ALONE, request)
+    finally:
+        torch.set_num_threads(num_threads)
     return summary
 
 
@@ -117,13 +124,18 @@ def _train_in(world: World, request: TrainRequest) -> tuple[dict[str, Any], Path
     from megabatch.train.trainer import Trainer
 
     config, grid = request.config, _choose_grid(request.grid, world.size)
-    device, backend = choose_device(config.comm.backend, world)
+    present, wanted = dist.get_backend() if dist.is_initialized() else "", config.comm.backend
+    if present and wanted not in ("auto", present):
+        raise LaunchError(
+            f"comm.backend is '{wanted}' but the process group that is there uses '{present}'; make them agree"
+        )
+    device, backend = choose_device(present or wanted, world)
     set_threads(config, world.local_size)
     joined = nullcontext() if dist.is_initialized() else join(world, backend, config.comm.timeout_seconds)
     with joined as store, StopRequest().listening() as stop:
         folder = _common_folder(request, world, store)
         resume = request.resume or world.attempt > 0
-        # The trainer has no name here: its process groups must be gone when `join` waits for their threads.
+        # Do not bind the trainer to a variable: it would keep its process groups alive when `join` ends them.
         summary = Trainer(config, world, device, folder, grid, stop, resume=resume, plan=request.plan).run()
     return summary, folder
 

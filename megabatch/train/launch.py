@@ -16,7 +16,6 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,9 +23,10 @@ from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from megabatch.errors import CommunicationError, LaunchError, MegabatchError
+from megabatch.train.stop import heard_signals
 from megabatch.train.world import World
 
 __all__ = [
@@ -41,15 +41,15 @@ LAUNCHED_VARIABLE = "MEGABATCH_LAUNCHED"
 ERROR_FILE_VARIABLE = "MEGABATCH_ERROR_FILE"
 
 # A worker whose peer is gone says whom it misses and ends by itself; one that hangs is killed after this time.
-_LAST_WORDS_SECONDS = 10.0
+_PATIENCE_SECONDS = 10.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 
 
 def start_workers(world_size: int, work: Callable[..., object], *args: object, max_restarts: int = 0) -> int:
     """Call `work(*args)` in `world_size` new processes; return 0, or the signal that ended it.
 
-    `work` must be a function of a module. It finds its rank in the environment, as under torchrun. Signals are passed
-    on to the workers, who then end when they have done what they want to do first.
+    `work` must be a function of a module. It finds its rank in the environment, as under torchrun. The first signal is
+    passed on to the workers, which may finish what they do; a second one kills them.
 
     Raises:
         MegabatchError: the one-line error a worker left.
@@ -59,6 +59,7 @@ def start_workers(world_size: int, work: Callable[..., object], *args: object, m
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before a worker loads torch
     with tempfile.TemporaryDirectory(prefix="megabatch-") as scratch, _passing_on_signals() as passed_on:
+        launcher = os.getpid()
         error_file = Path(scratch) / "error"
         for attempt in range(max_restarts + 1):
             store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -72,11 +73,12 @@ def start_workers(world_size: int, work: Callable[..., object], *args: object, m
                 "TORCHELASTIC_USE_AGENT_STORE": "True",
                 "TORCHELASTIC_RESTART_COUNT": str(attempt),
             }
-            failed = _run_group(world_size, environment, work, args, passed_on, error_file)
+            targets = [(launcher, {**environment, "RANK": str(r), "LOCAL_RANK": str(r)}) for r in range(world_size)]
+            failed = _run_group([(*target, work, args) for target in targets], passed_on, error_file)
+            if passed_on.signals:
+                return passed_on.signals[0]
             if error_file.is_file():
                 raise MegabatchError(error_file.read_text(encoding="utf-8"))
-            if passed_on.numbers:
-                return passed_on.numbers[0]
             if failed is None:
                 return 0
         assert failed is not None
@@ -92,21 +94,20 @@ class _PassedOn:
     """The signals that the launcher got, and the workers that it passes them on to."""
 
     def __init__(self) -> None:
-        self.numbers: list[int] = []
+        self.signals: list[int] = []
         self.workers: list[SpawnProcess] = []
 
     def pass_on(self, number: int, _frame: FrameType | None) -> None:
-        self.numbers.append(number)
+        self.signals.append(number)
         for worker in self.workers:
             if worker.pid is not None and worker.is_alive():
-                os.kill(worker.pid, number)
+                os.kill(worker.pid, number if len(self.signals) == 1 else signal.SIGKILL)
 
 
 @contextmanager
 def _passing_on_signals() -> Iterator[_PassedOn]:
     passed_on = _PassedOn()
-    is_main = threading.current_thread() is threading.main_thread()  # only it may
-    before = {number: signal.signal(number, passed_on.pass_on) for number in _SIGNALS if is_main}
+    before = {number: signal.signal(number, passed_on.pass_on) for number in heard_signals(_SIGNALS)}
     try:
         yield passed_on
     finally:
@@ -114,44 +115,49 @@ def _passing_on_signals() -> Iterator[_PassedOn]:
             signal.signal(number, handler)
 
 
-def _run_group(
-    world_size: int,
-    environment: dict[str, str],
-    work: Callable[..., object],
-    args: tuple[object, ...],
-    passed_on: _PassedOn,
-    error_file: Path,
-) -> tuple[int, int] | None:
+def _run_group(arguments: list[tuple[Any, ...]], passed_on: _PassedOn, error_file: Path) -> tuple[int, int] | None:
     """Run one group of workers to its end; the rank that failed first and its exit code, or None."""
     spawn = multiprocessing.get_context("spawn")
-    workers = [
-        spawn.Process(target=_enter, args=({**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, work, args))
-        for rank in range(world_size)
-    ]
+    workers = [spawn.Process(target=_enter, args=of_rank) for of_rank in arguments]
     passed_on.workers = workers
-    for worker in workers:
-        if not passed_on.numbers:  # nobody is started any more after a signal
-            worker.start()
-    ranks = {worker.sentinel: rank for rank, worker in enumerate(workers) if worker.pid is not None}
     failed: tuple[int, int] | None = None
-    while ranks:
-        patience = 0.0 if error_file.is_file() else _LAST_WORDS_SECONDS
-        ended = wait(list(ranks), timeout=None if failed is None else patience)
-        if not ended:
-            for rank in ranks.values():
-                workers[rank].kill()
-            continue
-        for sentinel in ended:
-            assert isinstance(sentinel, int)
-            rank = ranks.pop(sentinel)
-            workers[rank].join()
-            code = workers[rank].exitcode
-            if code and failed is None:
-                failed = rank, code
+    try:
+        # Workers start with signals blocked, until they can handle them; ours wait until every worker has its pid.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            for worker in workers:
+                worker.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        ranks = {worker.sentinel: rank for rank, worker in enumerate(workers)}
+        while ranks:
+            patience = 0.0 if error_file.is_file() else _PATIENCE_SECONDS
+            ended = wait(list(ranks), timeout=None if failed is None else patience)
+            if not ended:
+                for rank in ranks.values():
+                    workers[rank].kill()
+                continue
+            for sentinel in ended:
+                assert isinstance(sentinel, int)
+                rank = ranks.pop(sentinel)
+                workers[rank].join()
+                code = workers[rank].exitcode
+                if code and failed is None:
+                    failed = rank, code
+    finally:
+        for worker in workers:
+            if worker.pid is not None and worker.is_alive():
+                worker.kill()
+                worker.join()
     return failed
 
 
-def _enter(environment: dict[str, str], work: Callable[..., object], args: tuple[object, ...]) -> None:
+def _enter(launcher: int, environment: dict[str, str], work: Callable[..., object], args: tuple[object, ...]) -> None:
+    """The first thing a worker does: end with its launcher, and end quietly on signals until it handles them itself."""
+    _end_with_parent(launcher)
+    for number in heard_signals(_SIGNALS):
+        signal.signal(number, lambda number, _frame: os._exit(128 + number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     os.environ.update(environment)
     work(*args)
 
@@ -174,8 +180,6 @@ def leave_error(message: str, environ: Mapping[str, str]) -> bool:
 
 def run_as_worker(work: Callable[[], int], world: World, environ: Mapping[str, str], debug: bool = False) -> int:
     """Do the work of one worker; returns its exit code, or ends the process when another worker is gone."""
-    if LAUNCHED_VARIABLE in environ:
-        _end_with_parent()
     try:
         return work()
     except CommunicationError as error:
@@ -217,12 +221,11 @@ def _is_lost_contact(error: Exception) -> bool:
     return known or (isinstance(error, RuntimeError) and "gloo" in str(error).split("]")[0])
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(launcher: int) -> None:
     """Ask Linux to kill this process when its launcher dies, so that no worker outlives a killed launcher."""
     if not sys.platform.startswith("linux"):
         return
-    launcher = os.getppid()
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG in <linux/prctl.h>
     ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGKILL)
     if os.getppid() != launcher:  # it died before the request was in place
-        os.kill(os.getpid(), signal.SIGKILL)
+        os._exit(1)

@@ -42,7 +42,7 @@ _FREE_ON_RESUME = ("train.max_steps", "optimizer.lr", "collapse.lr")
 
 def default_output(recipe: str) -> Path:
     """A folder name that no earlier run has: recipe, date and time."""
-    name = f"{Path(recipe).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
     path, number = Path("runs") / name, 2
     while path.exists():
         path, number = Path("runs") / f"{name}-{number}", number + 1
@@ -96,8 +96,8 @@ def changes_on_resume(folder: Path, config: Config) -> list[str]:
     if not (folder / "config.toml").is_file():
         return []
     changed = differences(config_of_run(folder), config).items()
-    rates = [(name, values) for name, values in changed if name.endswith(".lr")]
-    return [f"changed        {name} from here on: {theirs} -> {ours}" for name, (theirs, ours) in rates]
+    lrs = [(name, values) for name, values in changed if name.endswith(".lr")]
+    return [f"changed        {name} from here on: {theirs} -> {ours}" for name, (theirs, ours) in lrs]
 
 
 @contextmanager

@@ -34,8 +34,8 @@ def warm_up_pass(parts: Components) -> None:
     DDP rearranges its buckets after the first such pass. With three or more ranks the arrangement decides in which
     order numbers are added, so a resumed run must begin with the same one as the run that was never interrupted.
     """
-    size, shape = parts.config.data.image_size, (parts.config.train.ghost_batch_size,)
-    images = torch.zeros(*shape, size, size, parts.train_source.channels, dtype=torch.uint8)
+    count, size = parts.config.train.ghost_batch_size, parts.config.data.image_size
+    images = torch.zeros(count, size, size, parts.train_source.channels, dtype=torch.uint8)
     with parts.statistics.untouched():
         with parts.autocast():
             logits = parts.ddp(parts.normalise(images))

@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["StopRequest"]
+__all__ = ["StopRequest", "heard_signals"]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+
+
+def heard_signals(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
+    """The signals that this thread may handle: none unless it is the main one, and none that are ignored (`nohup`)."""
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    return [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
 
 
 class StopRequest:
@@ -26,10 +33,7 @@ class StopRequest:
     @contextmanager
     def listening(self) -> Iterator[StopRequest]:
         """Take over the signals while the block lasts. Only the main thread may; in another one nothing is heard."""
-        if threading.current_thread() is not threading.main_thread():
-            yield self
-            return
-        before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        before = {number: signal.signal(number, self._note) for number in heard_signals(_SIGNALS)}
         try:
             yield self
         finally:

@@ -11,6 +11,7 @@ alone and overwrite what the others write. Reading is pure and needs no torch; `
 from __future__ import annotations
 
 import gc
+import itertools
 import re
 import socket
 import zlib
@@ -213,6 +214,9 @@ def first_host(nodes: str) -> str:
     return "".join(part for part in match.groups() if part)
 
 
+_joins = itertools.count()
+
+
 @contextmanager
 def join(world: World, backend: str, timeout_seconds: float) -> Iterator[Store]:
     """Meet the other workers, make the default process group, yield the store they share; leave at the end.
@@ -236,7 +240,9 @@ def join(world: World, backend: str, timeout_seconds: float) -> Iterator[Store]:
             store = TCPStore(world.meeting_host, world.meeting_port, is_master=is_master, timeout=timeout)
         # The elastic launcher keeps one store over all restarts; without a prefix of its own a restarted Gloo worker
         # finds the addresses of workers that no longer exist and cannot connect.
-        attempt = PrefixStore(f"attempt-{world.attempt}", store)
+        # Likewise a second run in the same processes must not find what the first one left.
+        own = PrefixStore(f"run-{next(_joins)}", store)
+        attempt = PrefixStore(f"attempt-{world.attempt}", own)
         device = torch.device("cuda", world.local_rank) if backend == "nccl" else None
         dist.init_process_group(
             backend, store=attempt, rank=world.rank, world_size=world.size, timeout=timeout, device_id=device
@@ -249,12 +255,12 @@ def join(world: World, backend: str, timeout_seconds: float) -> Iterator[Store]:
         ) from error
     ended_well = False
     try:
-        yield store
+        yield own
         ended_well = True
     finally:
         dist.destroy_process_group()
         if ended_well:  # else another worker may be gone, and waiting for threads that wait for it would take long
-            gc.collect()  # DDP goes round in circles and holds the group
+            gc.collect()  # DDP is part of a reference cycle that holds the group
 
 
 def choose_device(backend: str, world: World | None) -> tuple[torch.device, str]:

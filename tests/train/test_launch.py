@@ -96,7 +96,7 @@ def test_workers_call_the_function_and_find_their_rank(tmp_path: Path) -> None:
 
 
 def test_a_group_that_lost_a_worker_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("megabatch.train.launch._LAST_WORDS_SECONDS", 0.2)
+    monkeypatch.setattr("megabatch.train.launch._PATIENCE_SECONDS", 0.2)
     assert start_workers(2, die_until, str(tmp_path), 2, 1, max_restarts=3) == 0
     assert marks(tmp_path) == ["0.0", "0.1", "0.2", "1.0", "1.1", "1.2"]
 
@@ -105,7 +105,7 @@ def test_a_group_that_lost_a_worker_is_started_again(tmp_path: Path, monkeypatch
 def test_workers_that_keep_dying_are_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, how: str
 ) -> None:
-    monkeypatch.setattr("megabatch.train.launch._LAST_WORDS_SECONDS", 0.2)
+    monkeypatch.setattr("megabatch.train.launch._PATIENCE_SECONDS", 0.2)
     with pytest.raises(LaunchError) as caught:
         start_workers(2, die_until, str(tmp_path), 9, code, max_restarts=1)
     assert f"worker 1 ended with {how} and 1 restarts did not help" in str(caught.value)
