@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.simulators.simgrid import find_simgrid, play, play_of
 from benchmarks.simulators.simulate import lock_step_seconds, rounds_of, simulate_all_reduce
 from megabatch.comm.calibration import AxisCost, Calibration
-from megabatch.comm.phases import Phase, Step, phases
+from megabatch.comm.phases import Phase, RoundGroup, phases
 from megabatch.comm.price import all_reduce_seconds
 from megabatch.comm.shape import parse_grid
 from megabatch.plan.cluster import load_cluster
@@ -73,7 +73,7 @@ def simgrid_errors() -> list[tuple[str, float]]:
         name, grid = cell["algorithm"], cell["grid"]
         if name == "nearest_first":
             steps = Phase("all_reduce", "halving", -1, int(grid)).steps()
-            nearest = [Step(1, step.share, distance=int(grid) // 2 // step.distance) for step in steps]
+            nearest = [RoundGroup(1, step.share, distance=int(grid) // 2 // step.distance) for step in steps]
             seconds = price_swaps(PLATFORM, int(grid), nearest).seconds(SIZE)
         else:
             seconds = price_curve(PLATFORM, name, parse_grid(grid), 4).at(SIZE).seconds

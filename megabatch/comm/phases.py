@@ -39,7 +39,7 @@ __all__ = [
     "Division",
     "Phase",
     "Round",
-    "Step",
+    "RoundGroup",
     "divisions",
     "halving_core",
     "num_lanes",
@@ -68,7 +68,7 @@ _MAX_TORUS_LANES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RoundGroup:
     """`count` equal steps in a row: in each, a sending rank starts `peers` transfers of `share` of the message.
 
     `distance` is how far along the axis a transfer goes (for `peers` > 1: to each of the other positions).
@@ -116,18 +116,18 @@ class Phase:
         """Whether contributions of different ranks are summed here."""
         return self.operation not in ("all_gather", "broadcast")
 
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[RoundGroup, ...]:
         """The dependent steps, runs of equal ones joined."""
         once = 2 if self.operation == "all_reduce" else 1
         if self.operation == "exchange":
-            return (Step(1, self.share, self.size - 1),)
+            return (RoundGroup(1, self.share, self.size - 1),)
         if self.pattern == "direct":
-            return (Step(once, self.share / self.size, self.size - 1),)
+            return (RoundGroup(once, self.share / self.size, self.size - 1),)
         if self.pattern == "chain":
-            return (Step(self.size - 1, self.share),)
+            return (RoundGroup(self.size - 1, self.share),)
         if self.pattern == "halving":
             return _halving_steps(self.size, self.share)
-        return (Step(once * (self.size - 1), self.share / self.size),)
+        return (RoundGroup(once * (self.size - 1), self.share / self.size),)
 
     @property
     def num_steps(self) -> int:
@@ -315,10 +315,10 @@ def _split(phase: Phase) -> Division:
     return Division(before, phase.size / before)
 
 
-def _halving_steps(size: int, share: Fraction) -> tuple[Step, ...]:
+def _halving_steps(size: int, share: Fraction) -> tuple[RoundGroup, ...]:
     core, extra = halving_core(size)
-    halvings = [Step(1, share / (core // distance), distance=distance) for distance in _halvings(core)]
-    fold = [Step(1, share)] if extra else []
+    halvings = [RoundGroup(1, share / (core // distance), distance=distance) for distance in _halvings(core)]
+    fold = [RoundGroup(1, share)] if extra else []
     return (*fold, *halvings, *reversed(halvings), *fold)
 
 

@@ -31,7 +31,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megabatch.comm.phases import WORLD, Phase, Step, num_lanes, staggered
+from megabatch.comm.phases import WORLD, Phase, RoundGroup, num_lanes, staggered
 from megabatch.comm.shape import GridShape
 from megabatch.errors import ConfigError
 
@@ -79,7 +79,7 @@ class LinkCost:
 
 
 @dataclass(frozen=True, slots=True)
-class _Hop:
+class _LinkHop:
     """A kind of hop in a ring: its part of all hops, the link it uses, and the rate it gets there."""
 
     weight: float
@@ -135,7 +135,7 @@ def phase_seconds(
     return sum(_step_seconds(phase, step, shape, links, message_bytes) for step in steps)
 
 
-def _ring_seconds(hops: Sequence[_Hop], step: Step, message_bytes: float, segment_bytes: int) -> float:
+def _ring_seconds(hops: Sequence[_LinkHop], step: RoundGroup, message_bytes: float, segment_bytes: int) -> float:
     chunk = float(step.share) * message_bytes
     count = _num_segments(chunk, segment_bytes, RING_SEGMENTS)
     move = sum(hop.weight * (hop.link.latency_seconds + chunk / count / hop.rate) for hop in hops)
@@ -144,7 +144,7 @@ def _ring_seconds(hops: Sequence[_Hop], step: Step, message_bytes: float, segmen
     return (step.count - 1) * max(move, stay) + last
 
 
-def _chain_seconds(hops: Sequence[_Hop], step: Step, message_bytes: float, segment_bytes: int) -> float:
+def _chain_seconds(hops: Sequence[_LinkHop], step: RoundGroup, message_bytes: float, segment_bytes: int) -> float:
     chunk = float(step.share) * message_bytes
     count = _num_segments(chunk, segment_bytes, CHAIN_SEGMENTS)
     move = sum(hop.weight * (hop.link.latency_seconds + chunk / count / hop.rate) for hop in hops)
@@ -152,7 +152,9 @@ def _chain_seconds(hops: Sequence[_Hop], step: Step, message_bytes: float, segme
     return step.count * move + (count - 1) * stay
 
 
-def _step_seconds(phase: Phase, step: Step, shape: GridShape, links: Sequence[LinkCost], message_bytes: float) -> float:
+def _step_seconds(
+    phase: Phase, step: RoundGroup, shape: GridShape, links: Sequence[LinkCost], message_bytes: float
+) -> float:
     """Equal steps that use no segments: one message to each of `peers`."""
     axis = phase.axis if phase.axis != WORLD else _spanned_axis(shape, step.distance)
     link = links[axis]
@@ -161,17 +163,17 @@ def _step_seconds(phase: Phase, step: Step, shape: GridShape, links: Sequence[Li
     return step.count * (software + sent / link.rate(alone=phase.leaders))
 
 
-def _hops(phase: Phase, shape: GridShape, links: Sequence[LinkCost]) -> list[_Hop]:
+def _hops(phase: Phase, shape: GridShape, links: Sequence[LinkCost]) -> list[_LinkHop]:
     """The kinds of hops from position to position + 1 along the axis of a phase."""
     if phase.axis != WORLD:
         link = links[phase.axis]
-        return [_Hop(1.0, link, link.rate(alone=phase.leaders))]
+        return [_LinkHop(1.0, link, link.rate(alone=phase.leaders))]
     hops = []
     for axis in shape.axes:
         # Of all ranks in a row of ranks, those whose step to the next changes `axis` and nothing slower.
         slower = math.prod(shape.sizes[:axis])
         starts = slower * shape.sizes[axis] - (slower if axis > 0 and slower > 1 else 0)
-        hops.append(_Hop(starts / shape.world_size, links[axis], links[axis].rate(alone=axis != shape.axes[-1])))
+        hops.append(_LinkHop(starts / shape.world_size, links[axis], links[axis].rate(alone=axis != shape.axes[-1])))
     return hops
 
 

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from megabatch.comm.phases import WORLD, Phase, Step, num_lanes, phases
+from megabatch.comm.phases import WORLD, Phase, RoundGroup, num_lanes, phases
 from megabatch.comm.price import LinkCost, phase_seconds
 from megabatch.comm.shape import GridShape
 
@@ -159,7 +159,7 @@ def _hop(network: Network, flows: Flows) -> _Hop:
     return _Hop(latency, (flows.port / network.worker_rate, nic, rack))
 
 
-def price_swaps(network: Network, world_size: int, steps: Iterable[Step]) -> Line:
+def price_swaps(network: Network, world_size: int, steps: Iterable[RoundGroup]) -> Line:
     """Steps in which ranks swap with a partner at the step's own distance: as `halving_doubling` does, in any order."""
     total = Line(0.0, (0.0, 0.0, 0.0))
     for step in steps:

@@ -10,7 +10,7 @@ left that its estimate falls below zero.
 Images are prepared ahead of the step that needs them, so a decision cannot take effect at once. The batch of step
 i depends on measurements of the steps before i - `lead_steps` only: what lies within the lead is settled, and
 may be prepared by any number of threads. Whoever asks for a later step waits until its measurements are in. Decisions
-follow from numbers that are the same on every worker, and are kept as a list of changes by step number, so
+follow from numbers that are the same on every worker, and are stored as a list of changes by step number, so
 that a resumed run makes the same steps.
 """
 

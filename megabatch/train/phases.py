@@ -30,12 +30,12 @@ from megabatch.schedule.pieces import Piece, value_at
 
 __all__ = [
     "TrainingPhase",
-    "begun",
     "branch_augment",
     "branch_seed",
     "control_of",
     "phases_of",
     "planned_samples",
+    "resolved",
     "start_clock",
 ]
 
@@ -51,7 +51,7 @@ class TrainingPhase:
     reset_momentum: bool  # when it begins
     seed: int  # of sample order, augmentation and dropout
     augment: AugmentConfig
-    optimizer: OptimizerConfig  # of a branch: not known before `begun`
+    optimizer: OptimizerConfig  # of a branch: the trunk's, until `resolved`
     global_batch_size: int | str  # likewise
 
     @property
@@ -100,7 +100,9 @@ def phases_of(config: Config) -> tuple[TrainingPhase, ...]:
     return tuple(phases)
 
 
-def begun(phase: TrainingPhase, config: Config, trunk: Clock, measured_batch_size: int | None = None) -> TrainingPhase:
+def resolved(
+    phase: TrainingPhase, config: Config, trunk: Clock, measured_batch_size: int | None = None
+) -> TrainingPhase:
     """The phase as it is trained, once it is known where the trunk stands when a branch leaves it.
 
     What the recipe does not say about a branch is as on the trunk there; its lr then falls to 0 with power 2.

@@ -99,7 +99,7 @@ class Progress:
         parts = ("data", "compute", "communication")
         split = "/".join(f"{100 * row[f'{part}_seconds'] / seconds:.0f}" for part in parts)
         return (
-            f"loss {row['loss']:.3f} top-1 {row['top1']:.1%} rate {row['lr']:.3g} "
+            f"loss {row['loss']:.3f} top-1 {row['top1']:.1%} lr {row['lr']:.3g} "
             f"batch {row['global_batch_size']:,} {row['images_per_second']:,.0f} img/s data/comp/comm {split} %"
         )
 

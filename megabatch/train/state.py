@@ -15,12 +15,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megabatch.errors import CheckpointError
+from megabatch.errors import CheckpointError, MegabatchError
 from megabatch.schedule.batch import Step
 from megabatch.schedule.clock import Clock
 from megabatch.train.branch import TrainingState, load_training_state, training_state
 from megabatch.train.checkpoint import check_fits, decode, link_best, newest_whole, save_checkpoint
 from megabatch.train.components import Components
+from megabatch.train.world import raise_everywhere
 
 __all__ = ["RunState", "restore", "save"]
 
@@ -31,7 +32,7 @@ class RunState:
 
     clock: Clock  # of the phase that is going on; its steps count over all phases
     phase: int = 0  # its number
-    trunk: Clock | None = None  # where the trunk waits while a branch goes on
+    trunk_clock: Clock | None = None  # where the trunk waits while a branch goes on
     seen_samples: int = 0  # of all phases
     members: list[dict[str, Any]] = field(default_factory=list)  # the branches that are done
     trunk_top1: float | None = None  # of its last evaluation
@@ -50,7 +51,7 @@ class RunState:
     @property
     def past_epochs(self) -> float:
         """The epochs that the weights had behind them at epoch 0 of the present clock."""
-        return self.trunk.epoch if self.trunk else 0.0
+        return self.trunk_clock.epoch if self.trunk_clock else 0.0
 
     def enter_phase(self, number: int) -> bool:
         """Go on with this phase; whether it is a new one."""
@@ -59,13 +60,13 @@ class RunState:
 
     def leave_trunk(self, branch_clock: Clock) -> None:
         """A branch begins; the trunk waits where it is."""
-        self.trunk, self.clock = self.clock, branch_clock
+        self.trunk_clock, self.clock = self.clock, branch_clock
 
     def return_to_trunk(self, member: dict[str, Any]) -> None:
         """A branch is over and has left this member behind; steps are counted on."""
-        assert self.trunk is not None
+        assert self.trunk_clock is not None
         self.members = [*(one for one in self.members if one["member"] != member["member"]), member]
-        self.clock, self.trunk = replace(self.trunk, steps=self.clock.steps), None
+        self.clock, self.trunk_clock = replace(self.trunk_clock, steps=self.clock.steps), None
         self.skipped_in_a_row = 0
 
     def count_step(self, step: Step, seconds: float, applied: bool) -> None:
@@ -97,7 +98,8 @@ class RunState:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state`."""
-        clocks = {"clock": Clock(**state["clock"]), "trunk": Clock(**state["trunk"]) if state["trunk"] else None}
+        trunk = state["trunk_clock"]
+        clocks = {"clock": Clock(**state["clock"]), "trunk_clock": Clock(**trunk) if trunk else None}
         for name, value in {**state, **clocks}.items():
             setattr(self, name, value)
 
@@ -154,7 +156,14 @@ def restore(
 
 
 def _broadcast_state(parts: Components, folder: Path, say: Callable[[str], None]) -> dict[str, Any] | None:
-    data = newest_whole(folder / "checkpoints", say) if parts.world.is_main else None
+    data: bytes | None = None
+    problem: MegabatchError | None = None
+    if parts.world.is_main:
+        try:
+            data = newest_whole(folder / "checkpoints", say)
+        except MegabatchError as error:
+            problem = error
+    raise_everywhere(problem)
     if parts.world.size > 1:
         length = torch.tensor([len(data) if data else 0], device=parts.device)
         dist.broadcast(length, src=0)

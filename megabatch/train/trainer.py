@@ -21,7 +21,7 @@ from megabatch.comm.shape import GridShape
 from megabatch.config import Config
 from megabatch.data.augment import Augmentation
 from megabatch.data.loader import GhostLoader
-from megabatch.errors import TrainingError
+from megabatch.errors import MegabatchError, TrainingError
 from megabatch.files import write_atomically, write_json
 from megabatch.optim.build import schedule_optimizer
 from megabatch.schedule.clock import Clock
@@ -32,13 +32,13 @@ from megabatch.train.describe import derived_lines, describe_environment, descri
 from megabatch.train.ensemble import weights_bytes, write_member
 from megabatch.train.evaluate import Evaluation, evaluate, measure_statistics
 from megabatch.train.metrics import Recorder, Stopwatch, gather_ranks, row_of, summary_of, write_page
-from megabatch.train.phases import TrainingPhase, begun, control_of, phases_of, planned_samples, start_clock
+from megabatch.train.phases import TrainingPhase, control_of, phases_of, planned_samples, resolved, start_clock
 from megabatch.train.progress import Progress
 from megabatch.train.run_dir import changes_on_resume, hold
 from megabatch.train.state import RunState, restore, save
 from megabatch.train.step import train_step, warm_up_pass
 from megabatch.train.stop import StopRequest
-from megabatch.train.world import World
+from megabatch.train.world import World, raise_everywhere
 
 __all__ = ["Ending", "Trainer"]
 
@@ -80,9 +80,12 @@ class Trainer:
         self.state = RunState(start_clock(config, self.phases[0], num_images))
         self.planned_samples = planned_samples(config, num_images)
         self.recorder: Recorder | None = None  # on the main rank
-        self.trunk: TrainingState | None = None  # what the branch that is going on returns to
+        self.trunk_state: TrainingState | None = None  # what the branch that is going on returns to
         self._evaluation: Evaluation | None = None  # of the weights as they are now
         self._published = False  # whether the network has the batch-norm statistics that belong to them
+        self._result: Evaluation | None = None  # of the model that the run leaves behind
+        self._weights = b""  # of that model, on the main rank
+        self._began = 0.0
 
     def run(self) -> dict[str, Any]:
         """Train, and return the summary of the run."""
@@ -90,25 +93,20 @@ class Trainer:
             environment = self._open(stack)
             warm_up_pass(self.parts)
             stack.enter_context(self.progress.showing(self._overall(), self.planned_samples))
-            begin = time.perf_counter() - self.state.wall_seconds
+            self._began = time.perf_counter() - self.state.wall_seconds
 
-            for number in range(self.state.phase, len(self.phases)):
-                with self._entered(self.phases[number]) as phase:
-                    ending = self._train_phase(phase, begin)
-                    if ending == Ending.OVER and phase.is_branch:
-                        self._finish_member(phase)
-                    is_end = ending != Ending.OVER or number == len(self.phases) - 1
-                    evaluation, weights = self._result(phase, ending) if is_end else (None, b"")
-                if is_end:
+            for phase in self.phases[self.state.phase :]:
+                ending = self._run_phase(phase)
+                if ending != Ending.OVER:
                     break
 
-            stopped_by = (self.stop.signal_name or "a signal to another worker") if ending == Ending.STOPPED else ""
-            summary = summary_of(self.state, self.config, self.world.size, evaluation, stopped_by)
+            stopped_by = (self.stop.signal_name or "a signal to another rank") if ending == Ending.STOPPED else ""
+            summary = summary_of(self.state, self.config, self.world.size, self._result, stopped_by)
             summary["broken_images"] = self.feeds.total_broken(self.device)
             ranks = gather_ranks(self.watch, environment["hosts"])
             if self.recorder is not None:
-                if weights:
-                    write_atomically(self.folder / "model.safetensors", weights)
+                if self._weights:
+                    write_atomically(self.folder / "model.safetensors", self._weights)
                 write_json(self.folder / "ranks.json", ranks)
                 write_json(self.folder / "summary.json", summary)
                 self.recorder.end(summary)
@@ -116,7 +114,17 @@ class Trainer:
             write_page(self.folder, self.progress.say)
         return summary
 
-    def _train_phase(self, phase: TrainingPhase, begin: float) -> Ending:
+    def _run_phase(self, planned: TrainingPhase) -> Ending:
+        """Train a phase; a branch leaves its member behind, the last phase the model of the run."""
+        with self._entered(planned) as phase:
+            ending = self._train_steps(phase)
+            if ending == Ending.OVER and phase.is_branch:
+                self._finish_member(phase)
+            if ending != Ending.OVER or phase.number == len(self.phases) - 1:
+                self._finish_model(phase, ending)
+        return ending
+
+    def _train_steps(self, phase: TrainingPhase) -> Ending:
         """Make the steps that are left of a phase: step, evaluate, log, checkpoint."""
         config, parts, state = self.config, self.parts, self.state
         control = control_of(config, phase, state.clock, self.world.rank, self.world.size, parts.adaptive)
@@ -146,7 +154,7 @@ class Trainer:
                 if evaluate_now and not result.stop_wanted:
                     is_best = state.count_evaluation(self._evaluate(phase).top1)
 
-                state.note_wall_seconds(time.perf_counter() - begin)
+                state.note_wall_seconds(time.perf_counter() - self._began)
                 row = row_of(state, phase.name, scheduled, result, self._evaluation)
                 self.progress.show(self._overall(), row)
                 if self.recorder is not None:
@@ -163,32 +171,40 @@ class Trainer:
         return Ending.OVER if control.is_over(state.clock.samples) else Ending.LIMIT
 
     def _open(self, stack: ExitStack) -> dict[str, Any]:
-        """Take the run folder, say what will be done, and find back to where an earlier part of the run ended."""
+        """Take the run folder, say what will be done, and restore the newest checkpoint of a run that is resumed."""
         parts, say = self.parts, self.progress.say
         environment = describe_environment(self.world, self.grid, self.device)
+        problem: MegabatchError | None = None
         if self.world.is_main:
             source = parts.train_source
             environment |= describe_gradients(parts.network, source.channels, self.config.data.image_size)
-            for line in changes_on_resume(self.folder, self.config) if self.resume else []:
-                say(line)
-            stack.enter_context(hold(self.folder, self.config, self.resume))
-            write_json(self.folder / "environment.json", environment)
-            if self.plan:
-                write_atomically(self.folder / "plan.json", self.plan)
+            try:
+                self._take_folder(stack, environment)
+            except MegabatchError as error:
+                problem = error
+        raise_everywhere(problem)
         lines = derived_lines(self.config, self.state.clock, self.world.size, self.grid, parts.network)
         for line in [*lines, *parts.choices]:
             say(line)
         metrics_bytes = 0
         if self.resume:
-            metrics_bytes, self.trunk = restore(parts, self.state, self.folder, say)
+            metrics_bytes, self.trunk_state = restore(parts, self.state, self.folder, say)
         if self.world.is_main:
             recorder = Recorder(self.folder, metrics_bytes, self.state.clock.steps, self.config, say)
             self.recorder = stack.enter_context(closing(recorder))
         return environment
 
+    def _take_folder(self, stack: ExitStack, environment: dict[str, Any]) -> None:
+        for line in changes_on_resume(self.folder, self.config) if self.resume else []:
+            self.progress.say(line)
+        stack.enter_context(hold(self.folder, self.config, self.resume))
+        write_json(self.folder / "environment.json", environment)
+        if self.plan:
+            write_atomically(self.folder / "plan.json", self.plan)
+
     @contextmanager
     def _entered(self, phase: TrainingPhase) -> Iterator[TrainingPhase]:
-        """Begin a phase, or find back into it after `restore`; after a branch the trunk is as it was before."""
+        """Begin a phase, or continue the one that `restore` found; after a branch the trunk is as it was before."""
         parts, state = self.parts, self.state
         is_new = state.enter_phase(phase.number)
         if not phase.is_branch:
@@ -202,27 +218,27 @@ class Trainer:
             parts.statistics,
             parts.scaler,
             reset_momentum=phase.reset_momentum,
-            trunk=self.trunk,
-        ) as self.trunk:
-            if state.trunk is None:
+            trunk=self.trunk_state,
+        ) as self.trunk_state:
+            if state.trunk_clock is None:
                 state.leave_trunk(start_clock(self.config, phase, len(parts.train_source), state.clock.steps))
-            assert state.trunk is not None
+            assert state.trunk_clock is not None
             measured = parts.adaptive.at(parts.adaptive.observed) if parts.adaptive else None
-            yield begun(phase, self.config, state.trunk, measured)
-        self.trunk = None
+            yield resolved(phase, self.config, state.trunk_clock, measured)
+        self.trunk_state = None
         self._weights_changed()
 
     def _finish_member(self, phase: TrainingPhase) -> None:
         """Write the member that a branch has become."""
         found = self._evaluation or self._evaluate(phase)  # there is none when a run is resumed at this very point
         state = self.state
-        assert state.trunk is not None
-        # Only the main rank's list is ever written down; the others have theirs for its length.
+        assert state.trunk_clock is not None
+        # Only the main rank writes the list of members down; the others need just its length.
         file = write_member(self.folder, phase.member, self.parts.network) if self.world.is_main else ""
         state.return_to_trunk(
             {
                 "member": phase.member,
-                "from_epoch": state.trunk.epoch,
+                "from_epoch": state.trunk_clock.epoch,
                 "epochs": state.clock.epoch,
                 "top1": found.top1,
                 "top5": found.top5,
@@ -231,18 +247,18 @@ class Trainer:
             }
         )
 
-    def _result(self, phase: TrainingPhase, ending: Ending) -> tuple[Evaluation | None, bytes]:
-        """The model that the run leaves behind: the last collapsed member, or the network as it is."""
+    def _finish_model(self, phase: TrainingPhase, ending: Ending) -> None:
+        """Take what the run leaves behind: the last collapsed member, or the network as it is; nothing when stopped."""
         if ending == Ending.STOPPED:
-            return None, b""
+            return
         if ending == Ending.OVER and self.state.members:
             member = self.state.members[-1]
-            num_images = len(self.parts.val_source)
-            weights = (self.folder / member["file"]).read_bytes() if self.world.is_main else b""
-            return Evaluation(member["top1"], member["top5"], member["val_loss"], num_images), weights
+            self._result = Evaluation(member["top1"], member["top5"], member["val_loss"], len(self.parts.val_source))
+            self._weights = (self.folder / member["file"]).read_bytes() if self.world.is_main else b""
+            return
         # There is no evaluation when nothing was left to train: a finished run was resumed.
-        evaluation = self._evaluation or self._evaluate(phase)
-        return evaluation, weights_bytes(self.parts.network) if self.world.is_main else b""
+        self._result = self._evaluation or self._evaluate(phase)
+        self._weights = weights_bytes(self.parts.network) if self.world.is_main else b""
 
     def _loader(self, phase: TrainingPhase, control: BatchControl) -> GhostLoader:
         config, size_at, past_epochs = self.config, image_size_at(self.config), self.state.past_epochs
@@ -306,7 +322,7 @@ class Trainer:
         """Write a checkpoint; every rank must call it."""
         self._publish(phase)
         metrics_bytes = self.recorder.num_bytes if self.recorder else 0
-        save(self.parts, self.state, self.trunk, self.folder, metrics_bytes, is_best)
+        save(self.parts, self.state, self.trunk_state, self.folder, metrics_bytes, is_best)
 
     def _checkpoint_is_due(self, before: Clock) -> bool:
         settings, clock = self.config.checkpoint, self.state.clock

@@ -21,13 +21,23 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
-from megabatch.errors import LaunchError
+from megabatch.errors import CheckpointError, LaunchError, MegabatchError
 
 if TYPE_CHECKING:
     import torch
     from torch._C._distributed_c10d import Store
 
-__all__ = ["ALONE", "World", "choose_device", "first_host", "join", "num_accelerators", "present_world", "read_world"]
+__all__ = [
+    "ALONE",
+    "World",
+    "choose_device",
+    "first_host",
+    "join",
+    "num_accelerators",
+    "present_world",
+    "raise_everywhere",
+    "read_world",
+]
 
 Launcher = Literal["torchrun", "srun", "mpirun", "none"]
 
@@ -261,6 +271,19 @@ def join(world: World, backend: str, timeout_seconds: float) -> Iterator[Store]:
         dist.destroy_process_group()
         if ended_well:  # else another worker may be gone, and waiting for threads that wait for it would take long
             gc.collect()  # DDP is part of a reference cycle that holds the group
+
+
+def raise_everywhere(problem: MegabatchError | None) -> None:
+    """Raise what the main rank could not do on every rank, so that nobody waits for it; every rank must call it."""
+    import torch.distributed as dist
+
+    text = [str(problem) if problem else ""]
+    if dist.get_world_size() > 1:
+        dist.broadcast_object_list(text)
+    if problem is not None:
+        raise problem
+    if text[0]:
+        raise CheckpointError(text[0])
 
 
 def choose_device(backend: str, world: World | None) -> tuple[torch.device, str]:

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.simulators import simgrid
 from benchmarks.simulators.simgrid import Play, find_simgrid, play, play_of, simgrid_free_seconds, simgrid_seconds
 from benchmarks.simulators.simulate import Round, lock_step_seconds, simulate_all_reduce
-from megabatch.comm.phases import Phase, Step
+from megabatch.comm.phases import Phase, RoundGroup
 from megabatch.comm.shape import GridShape, parse_grid
 from megabatch.errors import ConfigError
 from megabatch.plan.network import price_curve
@@ -94,7 +94,7 @@ def test_the_stored_results_come_out_again() -> None:
 def nearest_first(ranks: int) -> Play:
     """Halving-doubling that begins with the nearest partner: the largest share stays near."""
     steps = Phase("all_reduce", "halving", -1, ranks).steps()
-    nearest = [Step(1, step.share, distance=ranks // 2 // step.distance) for step in steps]
+    nearest = [RoundGroup(1, step.share, distance=ranks // 2 // step.distance) for step in steps]
     swaps = (
         Round(tuple((one, one ^ step.distance) for one in range(ranks)), float(step.share), step.count)
         for step in nearest

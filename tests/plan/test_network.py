@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from megabatch.comm.calibration import AxisCost, Calibration, MeasuredPoint
-from megabatch.comm.phases import ALGORITHMS, Phase, Step, phases
+from megabatch.comm.phases import ALGORITHMS, Phase, RoundGroup, phases
 from megabatch.comm.price import all_reduce_seconds
 from megabatch.comm.shape import GridShape, parse_grid
 from megabatch.errors import ConfigError
@@ -47,7 +47,7 @@ def test_equals_simgrid_to_half_a_per_cent(cell: dict[str, str]) -> None:
         ranks = int(cell["grid"])
         steps = Phase("all_reduce", "halving", -1, ranks).steps()
         # The same shares, nearest partner first: what is large stays near.
-        swaps = [Step(1, step.share, distance=ranks // 2 // step.distance) for step in steps]
+        swaps = [RoundGroup(1, step.share, distance=ranks // 2 // step.distance) for step in steps]
         seconds = price_swaps(network, ranks, swaps).seconds(SIZE)
     else:
         seconds = price_curve(network, cell["algorithm"], parse_grid(cell["grid"]), 4).at(SIZE).seconds

@@ -8,7 +8,7 @@ from megabatch.optim.build import scheduled_at
 from megabatch.recipes import load_config
 from megabatch.recipes.scale import over_epochs
 from megabatch.schedule.batch import Step
-from megabatch.train.phases import TrainingPhase, begun, control_of, phases_of, start_clock
+from megabatch.train.phases import TrainingPhase, control_of, phases_of, resolved, start_clock
 
 IMAGES = 1_281_167
 
@@ -18,7 +18,7 @@ def walk(name: str) -> list[tuple[TrainingPhase, list[Step]]]:
     config = load_config(name)
     trunk, found = start_clock(config, phases_of(config)[0], IMAGES), []
     for one in phases_of(config):
-        phase = begun(one, config, trunk)
+        phase = resolved(one, config, trunk)
         clock = start_clock(config, phase, IMAGES) if phase.is_branch else trunk
         steps = list(control_of(config, phase, clock))
         found.append((phase, steps))

@@ -9,7 +9,7 @@ from megabatch.config.data import AugmentConfig
 from megabatch.errors import ConfigError
 from megabatch.schedule.clock import Clock
 from megabatch.schedule.pieces import value_at
-from megabatch.train.phases import begun, branch_seed, control_of, phases_of, planned_samples, start_clock
+from megabatch.train.phases import branch_seed, control_of, phases_of, planned_samples, resolved, start_clock
 from tests.system.runs import small_config
 
 COLLAPSE = ("collapse.at_epochs=[1.0, 4.0]", "collapse.epochs=2.0")
@@ -90,7 +90,7 @@ def test_the_trunk_makes_the_same_steps_with_and_without_cuts() -> None:
 
 def test_a_branch_has_its_own_clock_seed_and_batch() -> None:
     config = config_of()
-    branch = begun(phases_of(config)[1], config, TRUNK)
+    branch = resolved(phases_of(config)[1], config, TRUNK)
     clock = start_clock(config, branch, 330, TRUNK.steps)
     assert (clock.samples, clock.total_samples, clock.steps) == (0, 660, 8)
     assert branch.seed == branch_seed(0, 1) != 0
@@ -99,14 +99,14 @@ def test_a_branch_has_its_own_clock_seed_and_batch() -> None:
     assert (steps[0].index, steps[0].epoch, steps[0].growth) == (8, 0.0, 1.0)
     assert planned_samples(config, 330) == 1320 + 2 * 660
     given = config_of("collapse.global_batch_size=16")
-    assert next(iter(control_of(given, begun(branch, given, TRUNK), clock))).num_samples == 16
-    assert begun(branch, config, TRUNK, measured_batch_size=64).global_batch_size == 64
+    assert next(iter(control_of(given, resolved(branch, given, TRUNK), clock))).num_samples == 16
+    assert resolved(branch, config, TRUNK, measured_batch_size=64).global_batch_size == 64
 
 
 def test_values_of_a_branch_start_where_the_trunk_is() -> None:
     overrides = ("optimizer.lr=[{until_epoch=4, shape='linear', start=0.4, end=0.0}]",)
     config = config_of(*overrides)
-    optimizer = begun(phases_of(config)[1], config, TRUNK).optimizer
+    optimizer = resolved(phases_of(config)[1], config, TRUNK).optimizer
     begin = 0.4 * (1 - 345 / 330 / 4)
     assert value_at(optimizer.lr, 0.0) == pytest.approx(begin)
     assert value_at(optimizer.lr, 1.0) == pytest.approx(begin / 4)  # power 2, half way
@@ -115,10 +115,10 @@ def test_values_of_a_branch_start_where_the_trunk_is() -> None:
     assert value_at(optimizer.momentum, 1.0) == 0.9
     # 48 instead of the first stage's 40: a rule that keeps the noise has raised the trunk's lr by then.
     raised = config_of(*overrides, "batch_control.noise=lr")
-    optimizer = begun(phases_of(raised)[1], raised, TRUNK).optimizer
+    optimizer = resolved(phases_of(raised)[1], raised, TRUNK).optimizer
     assert value_at(optimizer.lr, 0.0) == pytest.approx(1.2 * begin)
     own = config_of(*overrides, "collapse.lr=0.05", "collapse.momentum=0.5", "collapse.weight_decay=2e-4")
-    optimizer = begun(phases_of(own)[1], own, TRUNK).optimizer
+    optimizer = resolved(phases_of(own)[1], own, TRUNK).optimizer
     assert (optimizer.lr, optimizer.momentum, optimizer.weight_decay) == (0.05, 0.5, 2e-4)
 
 

@@ -63,7 +63,7 @@ def test_plain_lines_come_every_few_seconds_with_speed_split_and_time_left(hand:
         made.show(clock.after(1), ROW)
         hand.now += 0.2
         made.show(clock.after(500), ROW)
-    text = "loss 2.346 top-1 12.5% rate 0.0512 batch 1,024 12,346 img/s data/comp/comm 10/80/10 %"
+    text = "loss 2.346 top-1 12.5% lr 0.0512 batch 1,024 12,346 img/s data/comp/comm 10/80/10 %"
     assert out.getvalue().splitlines() == [
         f"epoch   1.00/3  {text}  eta 3:20",  # 100 s for one epoch, two are left
         f"epoch   1.50/3  {text}  eta 1:45",  # 105.1 s for one and a half

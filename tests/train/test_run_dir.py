@@ -49,7 +49,7 @@ def test_a_default_folder_is_new_and_named_for_the_recipe(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(time, "strftime", lambda _: "20260102-030405")
     assert default_output("demo") == Path("runs/demo-20260102-030405")
-    assert default_output("some/where/mine.toml") == Path("runs/mine-20260102-030405")
+    assert default_output("my.net.v2") == Path("runs/my.net.v2-20260102-030405")
     for expected in ("demo-20260102-030405", "demo-20260102-030405-2", "demo-20260102-030405-3"):
         assert default_output("demo") == Path("runs") / expected
         default_output("demo").mkdir(parents=True)
