@@ -60,7 +60,7 @@ class AllReducer:
         if segment_bytes < 1:
             raise ConfigError(f"segment of {segment_bytes} bytes; give at least 1, or leave it at the default")
         if grad_dtype not in (None, *_FLOATS):
-            raise ConfigError(f"wire type {grad_dtype}; choose float16, bfloat16 or none for the tensor's own")
+            raise ConfigError(f"grad_dtype {grad_dtype}; choose float16, bfloat16 or none for the tensor's own")
         self.grid = grid
         self.algorithm = algorithm
         self.algorithms = frozenset([algorithm])  # as `AutoReducer` tells which of them it uses
@@ -177,7 +177,7 @@ class AllReducer:
             other.result()
 
     def _message(self, flat: torch.Tensor, own_primitives: bool) -> torch.Tensor:
-        """The tensor itself, or a cached buffer of the wire type, padded where chunks must be equal."""
+        """The tensor itself, or a cached buffer of `grad_dtype`, padded where chunks must be equal."""
         dtype = self.grad_dtype or flat.dtype
         numel = flat.numel()
         if not own_primitives:
@@ -254,7 +254,7 @@ def _checked(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _fill(message: torch.Tensor, flat: torch.Tensor, lanes: Sequence[Lane]) -> None:
-    """Copy into the buffer, dividing before rounding to the wire type: what is too large may fit after."""
+    """Copy into the buffer, dividing before rounding to `grad_dtype`: what is too large may fit after."""
     message[flat.numel() :].zero_()
     for lane, part in zip(lanes, split(message, len(lanes)), strict=True):
         start = part.storage_offset() - message.storage_offset()

@@ -178,7 +178,8 @@ class ExposedTimeHook:
         self._hook = hook
         self._state = state
         self._on_cuda = device.type == "cuda"
-        self._last_bucket_seconds = 0.0
+        self._last_bucket_at = 0.0  # by the host's clock
+        self._exposed_seconds = 0.0
         self._last_bucket_event: torch.cuda.Event | None = None
         self._end_event: torch.cuda.Event | None = None
 
@@ -188,7 +189,7 @@ class ExposedTimeHook:
                 self._last_bucket_event = torch.cuda.Event(enable_timing=True)
                 self._last_bucket_event.record()
             else:
-                self._last_bucket_seconds = time.perf_counter()
+                self._last_bucket_at = time.perf_counter()
         return self._hook(self._state, bucket)
 
     def backward_ended(self) -> None:
@@ -198,12 +199,12 @@ class ExposedTimeHook:
             self._end_event = torch.cuda.Event(enable_timing=True)
             self._end_event.record()
         else:
-            self._last_bucket_seconds = time.perf_counter() - self._last_bucket_seconds
+            self._exposed_seconds = time.perf_counter() - self._last_bucket_at
 
     def seconds(self) -> float:
         """Exposed communication of the last synchronised backward pass; on CUDA this waits for the device."""
         if not self._on_cuda:
-            return self._last_bucket_seconds
+            return self._exposed_seconds
         if self._last_bucket_event is None or self._end_event is None:
             return 0.0
         self._end_event.synchronize()

@@ -20,7 +20,7 @@ class CollapseConfig(Section):
 
     A branch starts from the trunk's weights at each of `at_epochs` and lasts `epochs`; the trunk then goes on from
     where the branch left it. The branch's schedules count epochs from its own start. What is left out is as on the
-    trunk where the branch begins; the rate then falls from there to 0 with power 2.
+    trunk where the branch begins; lr then falls from there to 0 with power 2.
     `augment`: "plain" keeps crops and flips without changes of scale and shape, "off" leaves the images alone, "same"
     is what the trunk has. `global_batch_size` 0 is the batch the trunk has there.
     """

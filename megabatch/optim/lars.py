@@ -1,6 +1,6 @@
 """LARS: layer-wise adaptive rates (You, Gitman, Ginsburg 2017, arXiv 1708.03888) for momentum SGD.
 
-A layer's rate is the scheduled rate times its trust ratio
+A layer's lr is the scheduled lr times its trust ratio
 
     trust = coefficient * |w| / (|g| + weight_decay * |w| + eps)        1 where |w| or |g| is zero
 
@@ -11,7 +11,7 @@ and published code disagrees about where it enters. With d = g + weight_decay * 
     trust_inside    v = m * v + trust * d           w -= lr * v     timm, lightly, apex LARC (until removed)
     trust_outside   v = m * v + d                   w -= lr * trust * v     NUS, ColossalAI (there with hidden clamps)
 
-They agree at a constant rate and trust, and differ in warm-up and decay: settings tuned for one rule are not settings
+They agree at a constant lr and trust, and differ in warm-up and decay: settings tuned for one rule are not settings
 for another. Groups marked `lars=False` (see `parameter_groups`: batch-norm and biases) take the same step with trust 1.
 
 Norms and ratios are computed in fp32 (fp64 for fp64 parameters). On an accelerator they are batched over all parameters
@@ -41,13 +41,13 @@ class LARS(torch.optim.Optimizer):
 
     Args:
         params: parameters, or groups; `megabatch.parameter_groups(model)` spares batch-norm and biases.
-        lr: the rate before trust; a number, or a tensor when captured in a CUDA graph.
+        lr: the learning rate before trust; a number, or a tensor when captured in a CUDA graph.
         momentum: share of the last step that is kept.
         weight_decay: added to the gradient as weight_decay * w, and part of the trust ratio.
         trust_coefficient: the paper's eta; MLPerf uses 0.001.
         eps: added to the denominator of the trust ratio.
-        rule: where the rate and the trust ratio enter, see the top of this file.
-        clip: never let a layer's rate exceed `lr`: trust becomes min(trust / lr, 1), the "C" of LARC.
+        rule: where lr and the trust ratio enter, see the top of this file.
+        clip: never let a layer's own lr exceed `lr`: trust becomes min(trust / lr, 1), the "C" of LARC.
         nesterov: step along the momentum that the next update will have.
 
     Raises:

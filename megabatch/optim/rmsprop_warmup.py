@@ -6,7 +6,7 @@
 
 `share`, the share of SGD, goes from almost 0 to 1 within the first epochs (`sgd_share`), and
 rmsprop = (1 - share) * rmsprop_lr / lr: the RMSprop part moves at `rmsprop_lr` whatever `lr` is. No other warm-up
-is needed. v is the paper's Delta with the sign of torch's momentum buffer; it holds no rate, so a step of `lr` needs no
+is needed. v is the paper's Delta with the sign of torch's momentum buffer; it holds no lr, so a step of `lr` needs no
 momentum correction. Weight decay is added to the gradient first. Once share is 1 this is `torch.optim.SGD`.
 """
 
@@ -30,12 +30,12 @@ class RMSpropWarmup(torch.optim.Optimizer):
 
     Args:
         params: parameters, or groups; `megabatch.parameter_groups(model)` spares batch-norm and biases.
-        lr: the rate of the SGD part.
+        lr: that of the SGD part.
         momentum: mu1.
         weight_decay: added to the gradient as weight_decay * w, before it is squared.
         smoothing: mu2, the share of the past in the mean of squared gradients.
         eps: added to its root.
-        rmsprop_lr: the rate of the RMSprop part, eta_RMSprop.
+        rmsprop_lr: the lr of the RMSprop part, eta_RMSprop.
         center_epoch: where both parts have half, beta_center.
         period_epochs: how slowly one gives way to the other, beta_period.
         literal: the transition as printed, which overshoots to 1.5; see `sgd_share`.
@@ -132,8 +132,8 @@ class RMSpropWarmup(torch.optim.Optimizer):
         if share != 1.0:
             if group["lr"] == 0:
                 raise ConfigError(
-                    f"RMSpropWarmup has rate 0 at epoch {group['epoch']:g}, where RMSprop still has a share of "
-                    f"{1 - share:.2g} that is divided by it; keep the rate above 0 until the transition is over"
+                    f"RMSpropWarmup has lr 0 at epoch {group['epoch']:g}, where RMSprop still has a share of "
+                    f"{1 - share:.2g} that is divided by it; keep lr above 0 until the transition is over"
                 )
             squares = self._state(params, "square_average")
             torch._foreach_mul_(squares, group["smoothing"])

@@ -125,7 +125,7 @@ def over_epochs(config: Config, epochs: float) -> Config:
 
 
 def stretched(table: dict[str, Any], factor: float) -> dict[str, Any]:
-    """Settings with every epoch times `factor`: rates, momentum, weight decay, stages, collapses, resets."""
+    """Settings with every epoch times `factor`: lr, momentum, weight decay, stages, collapses, resets."""
 
     def stretch(key: str, value: Any) -> Any:
         if key.endswith("global_batch_size") and isinstance(value, str):
@@ -156,7 +156,7 @@ def scaling_lines(published: Config, scaled: Config) -> list[str]:
         ]
         lines.append(f"steps          {counts[0]:,} -> {counts[1]:,}")
     if scaled.optimizer.lr_factor != 1:
-        lines.append(f"rates          times {scaled.optimizer.lr_factor:g}")
+        lines.append(f"lr             times {scaled.optimizer.lr_factor:g}")
     return lines
 
 

@@ -63,8 +63,6 @@ class Logger(Protocol):
 
 def open_loggers(context: LogContext, say: Callable[[str], None]) -> list[Logger]:
     """The loggers that `log.to` names; what cannot be opened is a user's error before the first step."""
-    from megabatch.train.loggers import BoardLogger, MlflowLogger, MllogLogger, WandbLogger
-
     kinds: dict[str, Callable[[LogContext], Logger]] = {
         "tensorboard": BoardLogger,
         "wandb": WandbLogger,

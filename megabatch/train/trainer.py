@@ -1,8 +1,8 @@
 """The trainer: a run on one rank, from an opened world to a finished model.
 
-`Trainer.run` and `Trainer._train_phase` are the training loop, top to bottom. All ranks walk through it alike; only the
-main rank writes files and prints. A phase is a value (`phases.py`), a step is a function (`step.py`), and the run's
-state is written by `state.py` alone.
+`Trainer.run`, `_run_phase` and `_train_steps` are the training loop, top to bottom. All ranks walk through it alike;
+only the main rank writes files and prints. A phase is a value (`phases.py`), a step is a function (`step.py`), and the
+run's state is written by `state.py` alone.
 """
 
 from __future__ import annotations
@@ -219,7 +219,8 @@ class Trainer:
             parts.scaler,
             reset_momentum=phase.reset_momentum,
             trunk=self.trunk_state,
-        ) as self.trunk_state:
+        ) as trunk_state:
+            self.trunk_state = trunk_state
             if state.trunk_clock is None:
                 state.leave_trunk(start_clock(self.config, phase, len(parts.train_source), state.clock.steps))
             assert state.trunk_clock is not None

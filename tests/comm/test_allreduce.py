@@ -236,7 +236,7 @@ def test_edges() -> None:
         )
         assert "torch.int64 cannot be reduced; give float16" in facts["integer"]
         assert "segment of 0 bytes" in facts["segment"]
-        assert "wire type torch.int8; choose float16" in facts["grad_dtype"]
+        assert "grad_dtype torch.int8; choose float16" in facts["grad_dtype"]
 
 
 def test_the_bound_of_the_comparison_is_tight_enough_to_notice_one_missing_rank() -> None:

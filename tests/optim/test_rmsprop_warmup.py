@@ -134,7 +134,7 @@ def test_a_rate_of_zero_has_no_meaning_before_the_transition_ends() -> None:
     parameter = nn.Parameter(torch.ones(1))
     parameter.grad = torch.ones(1)
     optimizer = RMSpropWarmup([parameter], 0.0)
-    with pytest.raises(ConfigError, match="rate 0 at epoch 0"):
+    with pytest.raises(ConfigError, match="lr 0 at epoch 0"):
         optimizer.step()
     assert torch.equal(parameter.detach(), torch.ones(1))
     optimizer.set_epoch(12.5)
