@@ -18,10 +18,11 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 
 
 def heard_signals(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
-    """The signals that this thread may handle: none unless it is the main one, and none that are ignored (`nohup`)."""
+    """The signals that this thread may handle: none unless it is the main one, and no SIGHUP under `nohup`."""
     if threading.current_thread() is not threading.main_thread():
         return []
-    return [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+    under_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [number for number in numbers if not (under_nohup and number == signal.SIGHUP)]
 
 
 class StopRequest:

@@ -44,7 +44,7 @@ def scaled(image: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("grey", [False, True])
-def test_a_part_of_a_image_is_what_pillow_makes_of_it(helper: Native, kind: str, grey: bool) -> None:
+def test_a_part_of_an_image_is_what_pillow_makes_of_it(helper: Native, kind: str, grey: bool) -> None:
     rng = np.random.default_rng(1)
     for height, width in ((97, 131), (64, 64), (33, 17), (8, 200)):
         image = Image.fromarray(photograph(height, width))
