@@ -61,6 +61,7 @@ def test_every_new_name_is_a_setting() -> None:
     for new in RENAMED.values():
         section: Any = Config
         for name in new.split("."):
+            assert name in section.model_fields, f"'{new}' is no setting"
             field = section.model_fields[name]
             section = next(
                 (one for one in (field.annotation, *get_args(field.annotation)) if hasattr(one, "model_fields")), None
