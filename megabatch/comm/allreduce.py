@@ -1,4 +1,4 @@
-"""All-reduce of any contiguous float tensor over a process grid, by any algorithm of `phases`.
+"""All-reduce of any contiguous float or int32 tensor over a process grid, by any algorithm of `phases`.
 
     reducer = AllReducer(ProcessGrid.build("2x4"), algorithm="torus", average=True)
     reducer.run(tensor)
@@ -19,16 +19,14 @@ from functools import partial
 
 import torch
 
+from megabatch.comm.channel import Channel, Passage, Turn, Workers
 from megabatch.comm.failures import report_lost_peer
 from megabatch.comm.grid import ProcessGrid
-from megabatch.comm.lane import Lane, Passage, Turn, Workers
 from megabatch.comm.p2p import PeerLostError, cached_tag, message_tag
-from megabatch.comm.phases import Division, divisions, num_lanes, phases, staggered, torus_form
+from megabatch.comm.phases import Division, divisions, num_channels, phases, staggered, torus_form
 from megabatch.comm.price import DEFAULT_SEGMENT_BYTES
 from megabatch.comm.primitives import split
 from megabatch.errors import ConfigError
-
-__all__ = ["AllReducer", "message_text"]
 
 CACHED_BYTES = 256 * 1024
 """Shorter messages pass through a cached buffer whose receives are posted before the next call begins."""
@@ -69,10 +67,9 @@ class AllReducer:
         self.average = average
         self.grad_dtype = grad_dtype
         self._segment_bytes = segment_bytes
-        self._lanes: dict[tuple[object, ...], list[Lane]] = {}
+        self._channels: dict[tuple[object, ...], list[Channel]] = {}
         self._cached: dict[tuple[int, torch.dtype], _Cached] = {}
         self._threads: Workers | None = None
-        self._num_threads = 0
         self._staging: torch.Tensor | None = None
         self._separate_links = grid.separate_links
         self._on_gloo = grid.on_gloo(phase.axis for phase in self.phases)
@@ -87,7 +84,7 @@ class AllReducer:
             CommunicationError: a rank died, did not answer in time, or reduces something else.
             ConfigError: a tensor that cannot be reduced in place.
         """
-        flat = _checked(tensor)
+        flat = _checked(tensor, may_be_integers=not self.average)
         self.grid.check_usable()
         call = self.grid.next_call() if call is None else call
         if not flat.numel() or not self.phases:
@@ -95,18 +92,18 @@ class AllReducer:
         own_primitives = self._on_gloo and flat.device.type == "cpu"
         cached = self._cached_for(flat, call, task) if own_primitives else None
         message = cached.message if cached else self._message(flat, own_primitives)
-        lanes = cached.lanes if cached else self._lanes_for(message, own_primitives)
+        channels = cached.channels if cached else self._channels_for(message, own_primitives)
         if message is not flat:
-            _fill(message, flat, lanes)
+            _fill(message, flat, channels)
         jobs: list[Callable[[], None]] = []
         if cached:
             jobs += [partial(passage.run, divide_first=False) for passage in cached.passages]
         else:
             tag = message_tag(call, self._kind(flat, message.dtype))
             turn: Turn | None = None
-            for lane, part in zip(lanes, split(message, len(lanes)), strict=True):
-                turn = Turn(turn) if lane.segment_bytes == _WHOLE else None
-                jobs.append(partial(lane.run, part, tag, divide_first=message is flat, turn=turn))
+            for channel, part in zip(channels, split(message, len(channels)), strict=True):
+                turn = Turn(turn) if channel.segment_bytes == _WHOLE else None
+                jobs.append(partial(channel.run, part, tag, divide_first=message is flat, turn=turn))
         told = [partial(self._explained, job, call, task, flat) for job in jobs]
         if own_primitives:
             self._run_together(told)
@@ -117,6 +114,14 @@ class AllReducer:
             flat.copy_(message[: flat.numel()])
         if cached:
             self._post_ahead(cached)
+
+    def close(self) -> None:
+        """End the threads and release the buffers and links; a second call does nothing."""
+        if self._threads is not None:
+            self._threads.stop(self.grid.timeout_seconds)
+        self._threads = self._staging = None
+        self._channels.clear()
+        self._cached.clear()
 
     def _explained(self, job: Callable[[], None], call: int, task: str, tensor: torch.Tensor) -> None:
         """Run a job; when it breaks, give the grid up and say who is missing."""
@@ -146,14 +151,14 @@ class AllReducer:
         ):
             return None
         tag = cached_tag(call, self._kind(flat, dtype))
-        taken = self.grid.cache.setdefault("cached tags", set())
-        if tag in taken:  # by one that may still have receives posted
+        if not self.grid.claim_tag(tag):  # its owner may still have receives posted
             return None
-        taken.add(tag)
         message = torch.empty(flat.numel(), dtype=dtype)
-        lanes = self._new_lanes(message, True)
-        parts = zip(lanes, split(message, len(lanes)), strict=True)
-        cached = self._cached[key] = _Cached(key, message, lanes, [Passage(lane, part, tag) for lane, part in parts])
+        channels = self._new_channels(message, True)
+        parts = zip(channels, split(message, len(channels)), strict=True)
+        cached = self._cached[key] = _Cached(
+            key, message, channels, [Passage(channel, part, tag) for channel, part in parts]
+        )
         self._explained(cached.post, call, task, flat)
         return cached
 
@@ -165,12 +170,11 @@ class AllReducer:
             del self._cached[cached.key]
 
     def _run_together(self, jobs: Sequence[Callable[[], None]]) -> None:
-        """Run the first lane here, the others beside it; one that fails hangs up and frees the rest."""
-        if self._num_threads < len(jobs) - 1:
+        """Run the first channel here, the others beside it; one that fails hangs up and frees the rest."""
+        if len(jobs) > 1 and (self._threads is None or self._threads.count < len(jobs) - 1):
             if self._threads is not None:
                 self._threads.stop(0)
-            self._num_threads = len(jobs) - 1
-            self._threads = Workers("megabatch-lane", self._num_threads)
+            self._threads = Workers("megabatch-channel", len(jobs) - 1)
         others = [self._threads.submit(job) for job in jobs[1:]] if self._threads else []
         jobs[0]()
         for other in others:
@@ -181,7 +185,7 @@ class AllReducer:
         dtype = self.grad_dtype or flat.dtype
         numel = flat.numel()
         if not own_primitives:
-            parts = self.grid.world_size * num_lanes(self.phases)
+            parts = self.grid.world_size * num_channels(self.phases)
             numel = -(-numel // parts) * parts
         if dtype == flat.dtype and numel == flat.numel():
             return flat
@@ -190,45 +194,39 @@ class AllReducer:
             buffer = self._staging = torch.empty(numel, dtype=dtype, device=flat.device)
         return buffer[:numel]
 
-    def _lanes_for(self, message: torch.Tensor, own_primitives: bool) -> list[Lane]:
+    def _channels_for(self, message: torch.Tensor, own_primitives: bool) -> list[Channel]:
         form = torus_form(message.nbytes, separate_links=self._separate_links) if own_primitives else ()
         key = (message.dtype in _HALVES, own_primitives, form)
-        if key not in self._lanes:
-            self._lanes[key] = self._new_lanes(message, own_primitives)
-        return self._lanes[key]
+        if key not in self._channels:
+            self._channels[key] = self._new_channels(message, own_primitives)
+        return self._channels[key]
 
-    def _new_lanes(self, message: torch.Tensor, own_primitives: bool) -> list[Lane]:
+    def _new_channels(self, message: torch.Tensor, own_primitives: bool) -> list[Channel]:
         phase_list = self.phases
         if own_primitives:
             phase_list = phases(self.algorithm, self.grid.shape, message.nbytes, separate_links=self._separate_links)
-        # Staggered lanes fill each other's gaps; smaller pieces would only be more messages.
+        # Staggered channels fill each other's gaps; smaller pieces would only be more messages.
         segment_bytes = _WHOLE if staggered(phase_list) else self._segment_bytes
-        divided = [Division()] * len(phase_list)
+        divided: Sequence[Division] = [Division()] * len(phase_list)
         if self.average:
-            divided = list(divisions(phase_list, half_precision=message.dtype in _HALVES))
-        lanes: list[Lane] = []
-        for number in range(num_lanes(phase_list)):
-            chosen = [index for index, phase in enumerate(phase_list) if phase.lane == number]
-            lanes.append(
-                Lane(
-                    self.grid,
-                    [phase_list[index] for index in chosen],
-                    [divided[index] for index in chosen],
-                    first_action=lanes[-1].end_action if lanes else 0,
-                    segment_bytes=segment_bytes,
-                    own_primitives=own_primitives,
-                )
-            )
-        return lanes
+            divided = divisions(phase_list, half_precision=message.dtype in _HALVES)
+        channels: list[Channel] = []
+        first = 0
+        for number in range(num_channels(phase_list)):
+            chosen = [pair for pair in zip(phase_list, divided, strict=True) if pair[0].channel == number]
+            channel = Channel(self.grid, chosen, segment_bytes, own_primitives=own_primitives, first_action=first)
+            channels.append(channel)
+            first = channel.end_action
+        return channels
 
 
 @dataclass(frozen=True, slots=True)
 class _Cached:
-    """Messages of one length and type: the buffer they pass through, and their way through each lane."""
+    """Messages of one length and type: the buffer they pass through, and their way through each channel."""
 
     key: tuple[int, torch.dtype]
     message: torch.Tensor
-    lanes: list[Lane]
+    channels: list[Channel]
     passages: list[Passage]
 
     def post(self) -> None:
@@ -241,10 +239,13 @@ def message_text(tensor: torch.Tensor) -> str:
     return f"{tensor.numel()} {str(tensor.dtype).removeprefix('torch.')}"
 
 
-def _checked(tensor: torch.Tensor) -> torch.Tensor:
+def _checked(tensor: torch.Tensor, may_be_integers: bool) -> torch.Tensor:
     """The tensor as one dimension sharing its memory."""
-    if tensor.dtype not in _FLOATS:
-        raise ConfigError(f"a tensor of {tensor.dtype} cannot be reduced; give float16, bfloat16, float32 or float64")
+    if tensor.dtype not in _FLOATS and not (may_be_integers and tensor.dtype == torch.int32):
+        raise ConfigError(
+            f"a tensor of {tensor.dtype} cannot be {'summed' if may_be_integers else 'averaged'}; "
+            f"give float16, bfloat16, float32 or float64{' or int32' if may_be_integers else ''}"
+        )
     if not tensor.is_contiguous():
         raise ConfigError(
             f"a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} is not contiguous, "
@@ -253,14 +254,14 @@ def _checked(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().view(-1)
 
 
-def _fill(message: torch.Tensor, flat: torch.Tensor, lanes: Sequence[Lane]) -> None:
+def _fill(message: torch.Tensor, flat: torch.Tensor, channels: Sequence[Channel]) -> None:
     """Copy into the buffer, dividing before rounding to `grad_dtype`: what is too large may fit after."""
     message[flat.numel() :].zero_()
-    for lane, part in zip(lanes, split(message, len(lanes)), strict=True):
+    for channel, part in zip(channels, split(message, len(channels)), strict=True):
         start = part.storage_offset() - message.storage_offset()
         source = flat[start : start + part.numel()]
         filled = part[: source.numel()]
-        if lane.first_divisor == 1:
+        if channel.first_divisor == 1:
             filled.copy_(source)
         else:
-            torch.div(source, lane.first_divisor, out=filled)
+            torch.div(source, channel.first_divisor, out=filled)

@@ -3,7 +3,7 @@
 `predictions` says what follows from it for every algorithm.
 
     {"megabatch_calibration": 1, "grid": "2x4", "num_hosts": 2, "backend": "gloo", "versions": {"torch": "2.13.0"},
-     "axes": [{"name": "column", "latency_seconds": 0.002, "bytes_per_second": 2.5e7, ...}, ...],
+     "axes": [{"latency_seconds": 0.002, "bytes_per_second": 2.5e7, ..., "name": "column", "size": 2}, ...],
      "points": [{"algorithm": "torus", "message_bytes": 1048576, "seconds": 0.089}, ...]}
 
 It carries no date, so that the same numbers give the same bytes.
@@ -20,20 +20,7 @@ from megabatch.comm.phases import ALGORITHMS, Phase, phases, staggered
 from megabatch.comm.price import DEFAULT_SEGMENT_BYTES, LinkCost, all_reduce_seconds
 from megabatch.comm.shape import GridShape, parse_grid
 from megabatch.errors import ConfigError, MegabatchError, WriteError
-from megabatch.files import write_atomically
-
-__all__ = [
-    "AxisCost",
-    "Calibration",
-    "MeasuredPoint",
-    "Prediction",
-    "calibration_from_text",
-    "calibration_text",
-    "measured_seconds",
-    "predictions",
-    "read_calibration",
-    "write_calibration_file",
-]
+from megabatch.files import parse_json, read_text, write_atomically
 
 FORMAT = 1
 
@@ -41,24 +28,12 @@ _SEGMENTS_BYTES = (DEFAULT_SEGMENT_BYTES, 64 * 2**10, 128 * 2**10, 512 * 2**10, 
 _LIBRARY_ALGORITHMS = ("torus", "hierarchical", "backend")
 
 
-@dataclass(frozen=True, slots=True)
-class AxisCost:
-    """The measured cost of one axis of a grid; see `LinkCost` for the units."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisCost(LinkCost):
+    """The measured cost of one axis of a grid, with its name and its number of ranks."""
 
     name: str
     size: int
-    latency_seconds: float
-    bytes_per_second: float
-    message_overhead_seconds: float = 0.0
-    ranks_per_link: float = 1.0
-
-    def __post_init__(self) -> None:
-        _ = self.link  # refuses what cannot be
-
-    @property
-    def link(self) -> LinkCost:
-        """As the price formulas want it."""
-        return LinkCost(self.latency_seconds, self.bytes_per_second, self.message_overhead_seconds, self.ranks_per_link)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +57,17 @@ class Prediction:
     segment_bytes: int
     seconds: float
     measured: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What to use for messages of about `message_bytes`. seconds: measured, or expected. reason: one line."""
+
+    message_bytes: int
+    algorithm: str
+    segment_bytes: int
+    seconds: float
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +111,8 @@ class Calibration:
             ConfigError: the measurement says nothing about this grid.
         """
         if shape.sizes == self.shape.sizes and self.axes:
-            return tuple(axis.link for axis in self.axes)
-        costs = [axis.link for axis in self.axes if axis.size > 1]
+            return self.axes
+        costs = [axis for axis in self.axes if axis.size > 1]
         if shape.world_size == self.shape.world_size and costs and _alike(costs):
             return (_worst(costs),) * len(shape.sizes)
         raise ConfigError(
@@ -194,17 +180,22 @@ def calibration_text(calibration: Calibration) -> str:
 def calibration_from_text(text: str, source: str) -> Calibration:
     """The inverse of `calibration_text`; `source` names the file in errors."""
     try:
-        content = json.loads(text)
+        content = parse_json(text)
     except ValueError as error:
         raise ConfigError(f"{source} is not JSON ({error}); give a file written by `megabatch bench`") from None
+    return calibration_from_data(content, source)
+
+
+def calibration_from_data(content: object, source: str) -> Calibration:
+    """The calibration in the parsed content of a file."""
     if not isinstance(content, dict) or "megabatch_calibration" not in content:
         raise ConfigError(f"{source} is no calibration; give a file written by `megabatch bench allreduce`")
-    if content.pop("megabatch_calibration") != FORMAT:
+    if content["megabatch_calibration"] != FORMAT:
         raise ConfigError(f"{source} has another format than this version writes ({FORMAT}); measure again")
+    told = {name: value for name, value in content.items() if name != "megabatch_calibration"}
     try:
-        content["axes"] = tuple(AxisCost(**axis) for axis in content["axes"])
-        content["points"] = tuple(MeasuredPoint(**point) for point in content["points"])
-        return Calibration(**content)
+        axes = tuple(AxisCost(**axis) for axis in told.pop("axes"))
+        return Calibration(axes=axes, points=tuple(MeasuredPoint(**point) for point in told.pop("points")), **told)
     except (KeyError, TypeError, ValueError, AttributeError, MegabatchError) as error:
         raise ConfigError(f"{source} is damaged ({error}); measure again with `megabatch bench allreduce`") from None
 
@@ -212,10 +203,9 @@ def calibration_from_text(text: str, source: str) -> Calibration:
 def read_calibration(path: str | Path) -> Calibration:
     """Read a calibration file. Raises ConfigError for anything else."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not text"
-        raise ConfigError(f"cannot read {path} ({reason}); give the path of an existing file") from None
+        text = read_text(Path(path))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path} ({error.strerror}); give the path of an existing file") from None
     return calibration_from_text(text, str(path))
 
 

@@ -30,8 +30,6 @@ from megabatch.comm.primitives import exchange_maximum
 from megabatch.comm.shape import ranks_text
 from megabatch.errors import CommunicationError
 
-__all__ = ["Note", "check_consistency", "collect_notes", "explain", "fail", "report_lost_peer"]
-
 _CHECK = "consistency check"
 _ECHO_SECONDS = 0.2
 _POLL_SECONDS = 0.05
@@ -42,7 +40,7 @@ class Note:
     """What one rank was doing when communication broke.
 
     task: such as "bucket 3". call: how many all-reduces this grid had begun before. message: such as "1000
-    float32". silent_peer: the rank it waited for, if any. cause: in words.
+    float32". cause: in words.
     """
 
     rank: int
@@ -50,8 +48,14 @@ class Note:
     phase: str
     call: int
     message: str
-    silent_peer: int | None
     cause: str
+
+
+def is_lost_contact(error: BaseException) -> bool:
+    """Whether an error means that another worker cannot be reached, or that a device failed: worth another try."""
+    # Gloo has no error class of its own; its messages begin with the path of its source file.
+    known = isinstance(error, (CommunicationError, dist.DistError, torch.AcceleratorError, TimeoutError))
+    return known or (isinstance(error, RuntimeError) and "gloo" in str(error).split("]")[0])
 
 
 def check_consistency(
@@ -68,7 +72,12 @@ def check_consistency(
     extremes = torch.tensor([digest, -digest], dtype=torch.int64, device=device)
     if device.type == "cpu" and grid.on_gloo(grid.shape.axes):
         try:
-            _take_maximum(grid, extremes, message_tag(call, "", action=MAX_ACTIONS - 1))
+            # The maximum along each axis in turn, with all receives posted first.
+            scratch, tag = Scratch(), message_tag(call, "", action=MAX_ACTIONS - 1)
+            scratch.reset(extremes.dtype)
+            runs = [exchange_maximum(grid.link(axis), extremes, tag, scratch, 1) for axis in grid.shape.axes]
+            for run in (*runs, *runs):
+                next(run)
         except PeerLostError as lost:
             raise report_lost_peer(grid, lost, task=task, phase=_CHECK, call=call, message=message) from lost
     else:
@@ -76,7 +85,7 @@ def check_consistency(
             dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=grid.group(axis))
     greatest, opposite = extremes.tolist()
     if greatest != -opposite:
-        raise fail(grid, Note(grid.rank, task, _CHECK, call, message, None, "workers disagree"))
+        raise fail(grid, Note(grid.rank, task, _CHECK, call, message, "workers disagree"))
 
 
 def report_lost_peer(
@@ -89,7 +98,7 @@ def report_lost_peer(
         if lost.timed_out
         else f"the connection to {who} broke"
     )
-    note = Note(grid.rank, task, phase, call, message, lost.peer, cause)
+    note = Note(grid.rank, task, phase, call, message, cause)
     # A broken connection may be an echo: one thread that gives up breaks those of the other threads of its rank.
     return fail(grid, note, may_be_echo=not lost.timed_out)
 
@@ -100,12 +109,12 @@ def fail(grid: ProcessGrid, note: Note, *, may_be_echo: bool = False) -> Communi
     may_be_echo: let another thread of this rank, which may know the cause, report first.
     """
     grid.hang_up()
-    if may_be_echo:
+    if may_be_echo and grid.asks_who_is_missing:
         time.sleep(_ECHO_SECONDS)
     with grid.failing:
         if grid.failure is None:
             notes = {note.rank: note}
-            if grid.store is not None:
+            if grid.store is not None and grid.asks_who_is_missing:
                 notes = collect_notes(grid.store, note, grid.world_size)
             grid.failure = explain(note, notes, grid.world_size)
         return CommunicationError(grid.failure)
@@ -171,15 +180,6 @@ def explain(own: Note, notes: Mapping[int, Note], world_size: int) -> str:
     if missing:
         return f"{where}: {own.cause}; look at the log of that worker, then restart the job"
     return f"{where}: {own.cause}; all workers live, so raise the timeout if one was merely late, and restart"
-
-
-def _take_maximum(grid: ProcessGrid, extremes: torch.Tensor, tag: int) -> None:
-    """Take the maximum along each axis in turn, with all receives posted first."""
-    scratch = Scratch()
-    scratch.reset(extremes.dtype)
-    runs = [exchange_maximum(grid.link(axis), extremes, tag, scratch, 1) for axis in grid.shape.axes]
-    for run in (*runs, *runs):
-        next(run)
 
 
 def _wait_until_settled(count: Callable[[], int], complete: int, settle_seconds: float, limit_seconds: float) -> None:

@@ -1,34 +1,34 @@
 """ProcessGrid: the workers of a job laid out in rows and columns, with one process group per axis.
 
 Groups are made with local synchronisation: a rank takes part only in the groups it belongs to, so set-up time depends
-on the length of the axes and not on the size of the world. What the ranks must agree on - the shape, and which of them
-share a host - goes through rank 0 and the job's key-value store, before any communicator exists: one write and one read
-per rank. Ranks that were given different shapes, or do not come, end everywhere with the same one-line reason.
+on the length of the axes and not on the size of the world. Which shape the grid has, and which ranks share a
+host, goes through rank 0 and the job's key-value store before any communicator exists: one write and one read per rank.
+Ranks that were given different shapes, or do not come, end everywhere with the same one-line reason.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import json
-import os
-import socket
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import NamedTuple, Protocol
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.device_mesh import DeviceMesh
 
-from megabatch.comm.p2p import Link, hang_up, uses_gloo
+from megabatch.comm.calibration import Choice
+from megabatch.comm.p2p import Link, hang_up, new_group, uses_gloo
 from megabatch.comm.phases import WORLD
-from megabatch.comm.shape import GridShape, near_square, parse_grid, ranks_text, rows_by_host
+from megabatch.comm.shape import GridShape, default_shape, parse_grid, ranks_text
 from megabatch.errors import CommunicationError, GridError, LaunchError
+from megabatch.machine import host_name
 
-__all__ = ["DEFAULT_TIMEOUT_SECONDS", "ProcessGrid", "agree_on_grid", "host_name"]
+__all__ = ["ProcessGrid"]
 
 DEFAULT_TIMEOUT_SECONDS = 300.0
 RANK_0_GRACE_SECONDS = 10.0
@@ -36,12 +36,33 @@ RANK_0_GRACE_SECONDS = 10.0
 _builds = itertools.count()
 
 
+class Reducer(Protocol):
+    """What reduces tensors over a grid by one algorithm, or by several: `AllReducer`, `AutoReducer`."""
+
+    @property
+    def algorithm(self) -> str: ...
+    @property
+    def algorithms(self) -> frozenset[str]: ...
+    @property
+    def explanation(self) -> list[str]: ...
+    def run(self, tensor: torch.Tensor, *, task: str = ..., call: int | None = None) -> None: ...
+    def close(self) -> None: ...
+
+
+class Layout(NamedTuple):
+    """What all ranks of a grid know alike. hosts: host name by rank, or empty when nobody asked. reason: why so."""
+
+    shape: GridShape
+    hosts: tuple[str, ...] = ()
+    reason: str = "as given"
+
+
 class ProcessGrid:
     """A grid over the whole world: this rank's position, the ranks along each axis, and their process groups.
 
     hosts: host name by rank, or empty when the grid was built without asking. reason: why it has this shape.
-    cache: what `all_reduce` uses again in later calls, by options. store: the job's, for this grid's failure report.
-    failure: what broke the grid; written under `failing`.
+    choices: what `algorithm="auto"` uses here; written once, by `select`. store: the job's, for this grid's failure
+    report. failure: what broke the grid; written under `failing`. A grid is a context manager: leaving it closes it.
     """
 
     def __init__(
@@ -63,14 +84,24 @@ class ProcessGrid:
         self.hosts = tuple(hosts)
         self.reason = reason
         self.timeout_seconds = timeout_seconds
-        self.cache: dict[Any, Any] = {}
+        self.choices: tuple[Choice, ...] = ()
         self.store = store
+        self.asks_who_is_missing = True  # before it gives up; an elastic run has a lighthouse to say so, and at once
         self.failure: str | None = None
         self.failing = threading.Lock()
         self._groups = [*groups, None]  # the last one, index WORLD, is made when first asked for
         self._owns_groups = owns_groups
         self._build = build
         self._calls = itertools.count()
+        self._reducers: dict[tuple[str, bool, torch.dtype | None], Reducer] = {}
+        self._claimed_tags: set[int] = set()
+        self._closed = False
+
+    def __enter__(self) -> ProcessGrid:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @classmethod
     def build(
@@ -78,14 +109,16 @@ class ProcessGrid:
         shape: str | Sequence[int] | GridShape | DeviceMesh | None = None,
         *,
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
-        agree: bool = True,
+        check_consistency: bool = True,
+        name: str = "",
     ) -> ProcessGrid:
         """Lay the initialised world out as `shape` ("2x4", (2, 4), or a mesh of torch); every rank must call it.
 
-        Without a shape, rows are hosts when all hosts hold equally many consecutive ranks (over 1), else the
-        grid is near square. The groups of a `DeviceMesh` over the whole world, of any number of dimensions, are
-        used as they are and stay the mesh's own. `timeout_seconds` bounds every later wait on this grid.
-        `agree=False` skips the exchange of shape and host names with the other ranks; a shape is then needed.
+        Without a shape it is the `default_shape`: rows are hosts where that can be. The groups of a `DeviceMesh` over
+        the whole world, of any number of dimensions, are used as they are and stay the mesh's own. `timeout_seconds`
+        bounds every later wait on this grid. `check_consistency=False` skips the exchange of shape and host names
+        with the other ranks; a shape is then needed. Grids of one world are told apart by their number; ranks that
+        have made different numbers of them must give a name.
 
         Raises:
             GridError: the shape does not fit the world, or differs between ranks.
@@ -95,28 +128,26 @@ class ProcessGrid:
             raise LaunchError("no process group yet; call torch.distributed.init_process_group before making a grid")
         wanted = _as_shape(shape)
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        if wanted is None and not agree:
-            raise GridError("a grid without a shape must ask the other ranks; give a shape or leave agree on")
-        prefix = f"megabatch/grid/{next(_builds)}"
+        prefix = f"megabatch/grid/{name}" if name else _next_prefix()
         store = PrefixStore(prefix, dist.distributed_c10d._get_default_store())
-        hosts: tuple[str, ...] = ()
-        reason = "as given"
-        if agree:
-            text = wanted.text if wanted else ""
-            hosts, chosen, reason = agree_on_grid(store, rank, world_size, text, host_name(), timeout_seconds)
-            wanted = wanted or parse_grid(chosen)
-        assert wanted is not None
-        wanted.check_fits(world_size)
-        if isinstance(shape, DeviceMesh):
-            groups = [shape.get_group(axis) if size > 1 else None for axis, size in enumerate(wanted.sizes)]
+        if check_consistency:
+            layout = check_grid_consistency(store, rank, world_size, wanted, host_name(), timeout_seconds)
+        elif wanted is not None:
+            layout = Layout(wanted)
         else:
-            groups = [_axis_group(wanted, rank, axis, timeout_seconds, prefix) for axis in range(len(wanted.sizes))]
+            raise GridError("a grid without a shape must ask the other ranks; give one or leave check_consistency on")
+        layout.shape.check_fits(world_size)
+        axes = range(len(layout.shape.sizes))
+        if isinstance(shape, DeviceMesh):
+            groups = [shape.get_group(axis) if layout.shape.sizes[axis] > 1 else None for axis in axes]
+        else:
+            groups = [_axis_group(layout.shape, rank, axis, timeout_seconds, prefix) for axis in axes]
         return cls(
-            wanted,
+            layout.shape,
             rank,
             groups,
-            hosts=hosts,
-            reason=reason,
+            hosts=layout.hosts,
+            reason=layout.reason,
             timeout_seconds=timeout_seconds,
             store=PrefixStore("failures", store),
             build=prefix,
@@ -125,7 +156,6 @@ class ProcessGrid:
 
     @property
     def world_size(self) -> int:
-        """Ranks in the whole grid."""
         return self.shape.world_size
 
     @property
@@ -153,12 +183,10 @@ class ProcessGrid:
         left to others, whose collectives must not mix with ours, and which must survive when we hang up.
         """
         if axis == WORLD and self._groups[WORLD] is None:
-            ranks = range(self.world_size)
             default = dist.group.WORLD
-            assert default is not None
-            own = uses_gloo(default)
-            made = _new_group(ranks, "world", self.timeout_seconds, self._build) if own else default
-            self._groups[WORLD] = made
+            if default is not None and uses_gloo(default):
+                default = new_group(range(self.world_size), "world", self.timeout_seconds, self._build)
+            self._groups[WORLD] = default
         group = self._groups[axis]
         assert group is not None, f"axis {axis} of grid {self.shape.text} has a single rank and no group"
         return group
@@ -177,9 +205,32 @@ class ProcessGrid:
         return next(self._calls)
 
     def check_usable(self) -> None:
-        """Raise the error that broke this grid, if one did."""
+        """Raise the error that broke this grid, if one did; a closed grid is of no use either."""
         if self.failure is not None:
             raise CommunicationError(self.failure)
+        if self._closed:
+            raise CommunicationError(f"grid {self.shape.text} is closed; build another one")
+
+    def reducer(
+        self,
+        make: Callable[[], Reducer],
+        algorithm: str,
+        *,
+        average: bool = False,
+        grad_dtype: torch.dtype | None = None,
+    ) -> Reducer:
+        """The reducer that is cached for these options, made on the first request; the grid closes it."""
+        self.check_usable()
+        options = (algorithm, average, grad_dtype)
+        if options not in self._reducers:
+            self._reducers[options] = make()
+        return self._reducers[options]
+
+    def claim_tag(self, tag: int) -> bool:
+        """Whether `tag`, for messages that are received again and again, was free; from now on it is taken."""
+        free = tag not in self._claimed_tags
+        self._claimed_tags.add(tag)
+        return free
 
     def hang_up(self) -> None:
         """Close this rank's connections, so that ranks waiting for it fail at once."""
@@ -188,26 +239,43 @@ class ProcessGrid:
                 hang_up(group)
 
     def close(self) -> None:
-        """Destroy the groups this grid has made."""
-        made = self._groups if self._owns_groups else self._groups[WORLD:]
-        for group in made:
-            if group is not None and group is not dist.group.WORLD:
+        """Release the cached reducers and the process groups that this grid made; a second call does nothing.
+
+        The default group and those of a `DeviceMesh` stay. Nothing of this grid can be used afterwards.
+        """
+        self._closed = True
+        for reducer in self._reducers.values():
+            reducer.close()
+        self._reducers.clear()
+        for group in self._groups if self._owns_groups else self._groups[WORLD:]:
+            # Whoever ended torch.distributed before has ended our groups with it.
+            if group is not dist.group.WORLD and group in dist.distributed_c10d._world.pg_map:
                 dist.destroy_process_group(group)
         self._groups = [None] * len(self._groups)
-        self.cache.clear()
 
 
-def agree_on_grid(
-    store: Store, rank: int, world_size: int, shape_text: str, host: str, timeout_seconds: float
-) -> tuple[tuple[str, ...], str, str]:
-    """(host by rank, shape, why): rank 0 collects each rank's shape and host, decides, and tells everybody.
+def default_grid(timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS) -> GridShape:
+    """The `default_shape` of the initialised world; every rank must call it and gets the same.
 
-    An empty `shape_text` on all ranks lets rank 0 choose.
+    Raises:
+        LaunchError: ranks did not come within the timeout.
+    """
+    store = PrefixStore(_next_prefix(), dist.distributed_c10d._get_default_store())
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    return check_grid_consistency(store, rank, world_size, None, host_name(), timeout_seconds).shape
+
+
+def check_grid_consistency(
+    store: Store, rank: int, world_size: int, wanted: GridShape | None, host: str, timeout_seconds: float
+) -> Layout:
+    """The layout on which all ranks rely: rank 0 collects each rank's shape and host, decides, and tells everybody.
+
+    Without a `wanted` shape on all ranks, it is the `default_shape` of their hosts.
 
     Raises:
         GridError: ranks gave different shapes. LaunchError: ranks did not come within the timeout.
     """
-    store.set(f"entry {rank}", json.dumps([shape_text, host]))
+    store.set(f"entry {rank}", json.dumps([wanted.text if wanted else "", host]))
     if rank == 0:
         store.set("verdict", json.dumps(_verdict(store, world_size, timeout_seconds)))
     # Rank 0 needs its whole timeout to find out who is missing; only then can it say so.
@@ -222,12 +290,7 @@ def agree_on_grid(
         raise LaunchError(decided["missing"])
     if "differs" in decided:
         raise GridError(decided["differs"])
-    return tuple(decided["hosts"]), decided["shape"], decided["reason"]
-
-
-def host_name() -> str:
-    """Name of this host; `MEGABATCH_HOST` overrides it where hosts share a name, as network namespaces do."""
-    return os.environ.get("MEGABATCH_HOST") or socket.gethostname()
+    return Layout(wanted or parse_grid(decided["shape"]), tuple(decided["hosts"]), decided["reason"])
 
 
 def _verdict(store: Store, world_size: int, timeout_seconds: float) -> dict[str, object]:
@@ -249,10 +312,13 @@ def _verdict(store: Store, world_size: int, timeout_seconds: float) -> dict[str,
         return {"differs": f"grid shapes differ between workers ({told}); give every worker the same shape"}
     if entries[0][0]:
         return {"hosts": hosts, "shape": entries[0][0], "reason": "as given"}
-    by_host = rows_by_host(hosts)
-    shape = by_host or near_square(world_size)
-    reason = "one host per row" if by_host else "near square: hosts give no rows of equal length"
+    shape, reason = default_shape(hosts)
     return {"hosts": hosts, "shape": shape.text, "reason": reason}
+
+
+def _next_prefix() -> str:
+    """Keys of one consistency check in the job's store; all ranks make theirs in the same order."""
+    return f"megabatch/grid/{next(_builds)}"
 
 
 def _as_shape(shape: str | Sequence[int] | GridShape | DeviceMesh | None) -> GridShape | None:
@@ -270,41 +336,5 @@ def _as_shape(shape: str | Sequence[int] | GridShape | DeviceMesh | None) -> Gri
 
 def _axis_group(shape: GridShape, rank: int, axis: int, timeout_seconds: float, build: str) -> dist.ProcessGroup | None:
     """The group along one axis; all ranks take the axes in the same order, so none wait crosswise."""
-    if shape.sizes[axis] == 1:
-        return None
-    return _new_group(shape.axis_ranks(rank, axis), shape.names[axis], timeout_seconds, build)
-
-
-def _new_group(ranks: Sequence[int], name: str, timeout_seconds: float, build: str) -> dist.ProcessGroup:
-    try:
-        with _group_named(f"{build} {name} {list(ranks)}"):
-            group: dist.ProcessGroup = dist.new_group(
-                list(ranks),
-                timeout=timedelta(seconds=timeout_seconds),
-                use_local_synchronization=True,
-                group_desc=f"megabatch {name}",
-            )
-    except RuntimeError as error:
-        raise LaunchError(
-            f"the {name} of {ranks_text(ranks)} could not connect within {timeout_seconds:g} s "
-            f"({str(error).splitlines()[0]}); look at their logs and at the network between them"
-        ) from error
-    return group
-
-
-@contextlib.contextmanager
-def _group_named(text: str) -> Iterator[None]:
-    """Within this block torch calls a new group after `text`.
-
-    By itself torch names a group after its ranks and the number of groups that now exist. A grid built after another
-    was closed would get that one's names, and find its dead addresses in the job's store; and ranks that hold different
-    numbers of groups would wait under different names.
-    """
-    name = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-    torch_module: Any = dist.distributed_c10d
-    torch_names = torch_module._process_group_name
-    torch_module._process_group_name = lambda *_, **__: name
-    try:
-        yield
-    finally:
-        torch_module._process_group_name = torch_names
+    ranks = shape.axis_ranks(rank, axis)
+    return new_group(ranks, shape.names[axis], timeout_seconds, build) if len(ranks) > 1 else None

@@ -34,13 +34,14 @@ import torch
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-from megabatch.comm.allreduce import AllReducer, message_text
+from megabatch.comm.allreduce import message_text
 from megabatch.comm.calibration import Calibration
+from megabatch.comm.channel import Workers
+from megabatch.comm.exact import ExactSums, Pieces
 from megabatch.comm.failures import check_consistency
-from megabatch.comm.grid import ProcessGrid
-from megabatch.comm.lane import Workers
-from megabatch.comm.select import AutoReducer, make_reducer
-from megabatch.errors import ConfigError
+from megabatch.comm.grid import ProcessGrid, Reducer
+from megabatch.comm.select import make_reducer
+from megabatch.errors import CommunicationError, ConfigError
 
 __all__ = ["ExposedTimeHook", "GradientHook", "gradient_hook"]
 
@@ -54,6 +55,7 @@ def gradient_hook(
     grad_dtype: torch.dtype | None = None,
     buckets_in_flight: int = 2,
     calibration: Calibration | str | Path | None = None,
+    exact: bool | ExactSums = False,
 ) -> tuple["GradientHook", Hook]:
     """State and hook for `DistributedDataParallel.register_comm_hook`; every rank must make the same.
 
@@ -61,32 +63,49 @@ def gradient_hook(
     calibration: for "auto", measurements or their file instead of measuring the network again.
     grad_dtype: float16 or bfloat16 on the wire. buckets_in_flight: buckets reduced at the same time on Gloo, so that
     the row phase of one overlaps the column phase of another; the backend's own all-reduce takes one at a time.
+    exact: sum in integers, so that bits do not depend on the number of ranks; needs a few more lines, see `exact`. An
+    `ExactSums` that is there goes on.
     """
-    make = partial(make_reducer, grid, algorithm, average=True, grad_dtype=grad_dtype, calibration=calibration)
-    return GradientHook(grid, make, buckets_in_flight), reduce_bucket
+    if exact and grad_dtype not in (None, torch.float32):
+        raise ConfigError(f"exact sums travel as int32, grad_dtype {grad_dtype} was given too; give one of the two")
+    make = partial(make_reducer, grid, algorithm, average=not exact, grad_dtype=grad_dtype, calibration=calibration)
+    sums = exact if isinstance(exact, ExactSums) else ExactSums() if exact else None
+    return GradientHook(grid, make, buckets_in_flight, sums), reduce_bucket
 
 
 def reduce_bucket(state: "GradientHook", bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Average one bucket over the grid of `state`: the function DDP calls."""
-    return state.reduce_buffer(bucket.buffer(), bucket.index(), last=bucket.is_last())
+    pieces = None
+    if state.exact is not None:
+        state.exact.send()
+        pieces = Pieces(bucket.parameters(), [gradient.view(-1) for gradient in bucket.gradients()])
+    try:
+        return state.reduce_buffer(bucket.buffer(), bucket.index(), last=bucket.is_last(), pieces=pieces)
+    except CommunicationError as error:
+        # Raised here it would leave DDP in the middle of a pass, unable to begin another one.
+        failed: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        _set_failure(failed, error)
+        return failed
 
 
 class GradientHook:
     """Averages buckets in the background; makes its threads with the first bucket and ends them with `close`.
 
     make: builds a reducer, one for each bucket in flight. explanation: for "auto", one line per size of message saying
-    what was chosen and why.
+    what was chosen and why. A hook is a context manager: leaving it closes it. The grid stays its caller's.
     """
 
     def __init__(
         self,
         grid: ProcessGrid,
-        make: Callable[[], AllReducer | AutoReducer],
+        make: Callable[[], Reducer],
         buckets_in_flight: int,
+        exact: ExactSums | None = None,
     ) -> None:
         if buckets_in_flight < 1:
             raise ConfigError(f"{buckets_in_flight} buckets in flight; at least 1 is needed, 2 is the default")
         self.grid = grid
+        self.exact = exact
         first = make()
         self.algorithm = first.algorithm
         # The backend matches collectives by the order in which a rank issues them: one thread keeps it.
@@ -98,11 +117,23 @@ class GradientHook:
         self._workers: Workers | None = None
         self._stream: Any = None
         self._checked: set[str] = set()
+        self._closed = False
+
+    def __enter__(self) -> "GradientHook":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def reduce_buffer(
-        self, buffer: torch.Tensor, index: int, *, last: bool = False
+        self, buffer: torch.Tensor, index: int, *, last: bool = False, pieces: Pieces | None = None
     ) -> torch.futures.Future[torch.Tensor]:
-        """Queue the buffer of bucket `index`; the future holds it once averaged, or raises `CommunicationError`."""
+        """Queue the buffer of bucket `index`; the future holds it once averaged, or raises `CommunicationError`.
+
+        pieces: what lies in the buffer, for exact sums.
+        """
+        if self._closed:
+            raise CommunicationError(f"bucket {index} comes after the hook was closed; make another hook for it")
         call = self.grid.next_call()
         kind = f"{index} {message_text(buffer)} {self.algorithm} {last}"
         is_new = kind not in self._checked
@@ -128,7 +159,12 @@ class GradientHook:
                     )
                 if before is not None:
                     before.wait()
-                self._reducers[turn].run(buffer, task=task, call=call)
+                if self.exact is None or pieces is None:
+                    self._reducers[turn].run(buffer, task=task, call=call)
+                else:
+                    self.exact.to_integers(pieces)
+                    self._reducers[turn].run(buffer.view(torch.int32), task=task, call=call)
+                    self.exact.to_floats(pieces)
             finally:
                 done.set()
 
@@ -137,9 +173,18 @@ class GradientHook:
         return self._on_stream(work, buffer, buffer.device)
 
     def close(self) -> None:
-        """End the threads after what is queued; the hook cannot be used afterwards."""
+        """End the threads after what is queued and release the buffers; a second call does nothing.
+
+        DDP holds its hook for ever, but a closed one refuses further buckets and holds nothing.
+        """
+        self._closed = True
         if self._workers is not None:
             self._workers.stop(self.grid.timeout_seconds)
+        for reducer in self._reducers:
+            reducer.close()
+        self._workers = self._stream = None
+        self._reducers.clear()
+        self._done.clear()
 
     def _in_thread(self, work: Callable[[], None], buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         if self._workers is None:
@@ -182,6 +227,10 @@ class ExposedTimeHook:
         self._exposed_seconds = 0.0
         self._last_bucket_event: torch.cuda.Event | None = None
         self._end_event: torch.cuda.Event | None = None
+
+    def use(self, hook: Hook, state: Any) -> None:
+        """Send buckets by another hook from now on; DDP itself takes one hook for ever."""
+        self._hook, self._state = hook, state
 
     def hook(self, _state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         if bucket.is_last():

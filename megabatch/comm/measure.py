@@ -23,23 +23,12 @@ import torch.distributed as dist
 
 from megabatch.comm.allreduce import AllReducer
 from megabatch.comm.calibration import AxisCost, Calibration, MeasuredPoint
+from megabatch.comm.channel import Channel, Passage
 from megabatch.comm.failures import report_lost_peer
 from megabatch.comm.grid import ProcessGrid
-from megabatch.comm.lane import Lane, Passage
 from megabatch.comm.p2p import PeerLostError, message_tag
 from megabatch.comm.phases import Division, Phase
 from megabatch.errors import ConfigError
-
-__all__ = [
-    "AxisMeasurement",
-    "calibrate",
-    "from_rank_0",
-    "gather",
-    "measure_axis",
-    "on_rank_0",
-    "probe_device",
-    "race",
-]
 
 _TINY_REPEATS = 5
 _FIRST_CHUNK_BYTES = 64 * 2**10
@@ -64,16 +53,10 @@ class AxisMeasurement:
 
     def cost(self, name: str) -> AxisCost:
         """The cost of the whole axis: its worst line, as phases wait for it."""
-        together = min(self.bytes_per_second)
+        latency, overhead = max(self.latency_seconds), self.message_overhead_seconds
         sharing = max(1.0, self.solo_bytes_per_second / self.bytes_per_second[0])
-        return AxisCost(
-            name,
-            len(self.lines[0]),
-            max(self.latency_seconds),
-            together * sharing,
-            min(self.message_overhead_seconds, max(self.latency_seconds)),
-            sharing,
-        )
+        rate = min(self.bytes_per_second) * sharing
+        return AxisCost(latency, rate, min(overhead, latency), sharing, name=name, size=len(self.lines[0]))
 
 
 def calibrate(grid: ProcessGrid, *, budget_seconds: float = 2.0) -> Calibration:
@@ -88,7 +71,7 @@ def calibrate(grid: ProcessGrid, *, budget_seconds: float = 2.0) -> Calibration:
     share = budget_seconds / (len(axes) + 1)
     measured = {axis: measure_axis(grid, axis, budget_seconds=share) for axis in axes}
     costs = tuple(
-        measured[axis].cost(name) if axis in measured else AxisCost(name, 1, 0.0, 1e12)
+        measured[axis].cost(name) if axis in measured else AxisCost(0.0, 1e12, name=name, size=1)
         for axis, name in enumerate(grid.shape.names)
     )
     rate = min((min(measured[axis].bytes_per_second) for axis in axes), default=0.0)
@@ -153,7 +136,8 @@ def race(grid: ProcessGrid, runs: Mapping[str, Callable[[], object]], rounds: in
     turns = [name for _ in range(rounds) for name in drawn.sample(list(runs), len(runs))]
     own: list[float] = []
     for name in turns:
-        _begin_together(grid)
+        _exchange(grid, torch.zeros(1, device=probe_device(grid)))  # all begin at about the same time
+        _wait_for_device()
         start = time.perf_counter()
         runs[name]()
         _wait_for_device()
@@ -211,16 +195,9 @@ class _Probe:
         self._device = probe_device(grid)
         ring, direct = (Phase("all_reduce", "ring", axis, self._size), Phase("all_reduce", "direct", axis, self._size))
         self._name = ring.name(grid.shape.names)
+        own = self._device.type == "cpu" and grid.on_gloo([axis])
         self._ring, self._direct = (
-            Lane(
-                grid,
-                [phase],
-                [Division()],
-                first_action=0,
-                segment_bytes=_NO_SEGMENTS,
-                own_primitives=self._device.type == "cpu" and grid.on_gloo([axis]),
-            )
-            for phase in (ring, direct)
+            Channel(grid, [(phase, Division())], _NO_SEGMENTS, own_primitives=own) for phase in (ring, direct)
         )
 
     def seconds(self, chunk_bytes: int, repeats: int = 1, *, direct: bool = False, takes_part: bool = True) -> float:
@@ -229,12 +206,12 @@ class _Probe:
         if not takes_part:
             return 0.0
         numel = max(1, chunk_bytes // 4) * self._size
-        lane = self._direct if direct else self._ring
+        channel = self._direct if direct else self._ring
         try:
             # A tiny one first, so that the ranks of the line begin the next together.
-            lane.run(torch.zeros(self._size, device=self._device), message_tag(calls[0], "probe"))
+            channel.run(torch.zeros(self._size, device=self._device), message_tag(calls[0], "probe"))
             message = torch.zeros(numel, device=self._device)
-            passage = Passage(lane, message, message_tag(calls[1], f"probe {numel}"))
+            passage = Passage(channel, message, message_tag(calls[1], f"probe {numel}"))
             return min(self._once(passage) for _ in range(repeats))
         except PeerLostError as lost:
             raise report_lost_peer(
@@ -293,23 +270,12 @@ def _ranks_that_may_share(grid: ProcessGrid, axis: int) -> int:
     """Ranks of one host, if the axis leaves the host: they may share its network card. Unknown hosts: all ranks."""
     if not grid.hosts:
         return grid.world_size
-    leaves_host = any(
-        len({grid.hosts[other] for other in grid.shape.axis_ranks(rank, axis)}) > 1 for rank in range(grid.world_size)
-    )
-    return max(Counter(grid.hosts).values()) if leaves_host else 1
+    return max(Counter(grid.hosts).values()) if grid.shape.crosses_hosts(axis, grid.hosts) else 1
 
 
 def _exchange(grid: ProcessGrid, tensor: torch.Tensor) -> None:
     """Sum a small tensor over the grid in one hop per axis."""
-    if "exchange" not in grid.cache:
-        grid.cache["exchange"] = AllReducer(grid, "exchange")
-    grid.cache["exchange"].run(tensor)
-
-
-def _begin_together(grid: ProcessGrid) -> None:
-    """Return on all ranks at about the same time: after one small hop per axis."""
-    _exchange(grid, torch.zeros(1, device=probe_device(grid)))
-    _wait_for_device()
+    grid.reducer(partial(AllReducer, grid, "exchange"), "exchange").run(tensor)
 
 
 def _wait_for_device() -> None:

@@ -19,6 +19,7 @@ on workers, and one worker is enough as long as a step has two pieces.
 """
 
 # No `from __future__ import annotations` here: DDP checks that a hook's annotations are classes, not strings.
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
+from megabatch.comm.exact import ExactSums, memory_of_gradient
 from megabatch.schedule.noise import NoiseAverage, noise_sample
 
 __all__ = ["NoiseScale"]
@@ -38,16 +40,27 @@ Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 class NoiseScale:
     """Measures every `every_steps`-th step; `smoothing` is the weight of the past in the running averages."""
 
-    def __init__(self, parameters: Iterable[Tensor], smoothing: float = 0.95, every_steps: int = 1) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        smoothing: float = 0.95,
+        every_steps: int = 1,
+        *,
+        exact: ExactSums | None = None,
+    ) -> None:
         self.average = NoiseAverage(smoothing)
         self.measuring = False
         self._parameters = [p for p in parameters if p.requires_grad]
+        self._places = {p: place for place, p in enumerate(self._parameters)}
         self._every_steps = every_steps
+        self._exact = exact is not None
         self._steps = 0
-        self._world_size = dist.get_world_size() if dist.is_initialized() else 1
+        self._wanted = False
         self._before: dict[Tensor, Tensor] = {}  # what was accumulated before the pass that is going on
-        self._sent: Tensor | None = None  # squared norm of that pass, as far as its buckets have been sent
-        self._sums = self._zeros()
+        self._was_sent = False  # some bucket of the pass
+        self._squares = self._zeros(len(self._parameters))  # norms of the pass that is going on, by parameter
+        self._sums = self._zeros(0, 3)  # of the pieces, see `after_backward`
+        self._totals: list[float] = []  # of all ranks
 
     @property
     def scale(self) -> float | None:
@@ -59,50 +72,66 @@ class NoiseScale:
 
         def look_and_send(_state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
             if self.measuring:
-                square = self._square_of_change(bucket.parameters(), bucket.gradients())
-                self._sent = square if self._sent is None else self._sent + square
+                self._was_sent = True
+                self._take_squares(bucket.parameters(), [gradient.view(-1) for gradient in bucket.gradients()])
             return inner(state, bucket)
 
         return look_and_send
 
-    def begin_step(self, wanted: bool = True) -> None:
-        """Call when gradients are zero, before the first backward pass; unless `wanted` the step is left out."""
-        self.measuring = wanted and self._steps % self._every_steps == 0
-        self._steps += wanted
-        self._before, self._sent, self._sums = {}, None, self._zeros()
+    def begin_step(self, wanted: bool = True, num_pieces: int = 0) -> None:
+        """Call when gradients are zero, before the first backward pass; unless `wanted` the step is left out.
 
-    def after_backward(self, num_samples: int, weight: float) -> None:
+        num_pieces: of all ranks, when `after_backward` says which piece it is; sums then have the same bits however
+        pieces lie on ranks.
+        """
+        self._wanted = wanted
+        self.measuring = wanted and self._steps % self._every_steps == 0
+        self._before, self._was_sent, self._sums = {}, False, self._zeros(max(1, num_pieces), 3)
+        self._totals = []
+
+    def after_backward(self, num_samples: int, weight: float, piece: int = 0) -> None:
         """Call after a backward pass over `num_samples` images whose mean gradient counts `weight` in the step.
 
         The weights of all passes of all workers add up to 1. As always with DDP the pass must have been made with
-        `weight * world_size` times the mean loss, because gradients are averaged over workers.
+        `weight * world_size` times the mean loss, because gradients are averaged over workers; with exact sums, with
+        the mean loss, and before `add_ghost`.
         """
         if not self.measuring:
             return
-        if self._sent is None:
+        if not self._was_sent:
             owned = [p for p in self._parameters if p.grad is not None]
-            square = self._square_of_change(owned, [p.grad for p in owned if p.grad is not None])
-            self._remember()
+            self._take_squares(owned, [memory_of_gradient(p) for p in owned])
+            if not self._exact:
+                self._remember()
         else:
-            square, self._sent, self._before = self._sent, None, {}
-        # |g_j|^2 * w_j, since the pass contributed world_size * w_j * g_j.
-        self._sums[0] += square / (weight * self._world_size**2)
-        self._sums[1] += weight / num_samples
-        self._sums[2] += weight**2 / num_samples
+            self._was_sent, self._before = False, {}
+        # |g_j|^2 * w_j, since the pass contributed world_size * w_j * g_j; with exact sums g_j itself.
+        factor = weight if self._exact else 1.0 / (weight * self._world_size**2)
+        self._sums[piece, 0] += self._squares.sum() * factor
+        self._sums[piece, 1] += weight / num_samples
+        self._sums[piece, 2] += weight**2 / num_samples
 
-    def end_step(self, loss_scale: float = 1.0) -> float | None:
-        """Take in the step, with an all-reduce of four numbers; returns the smoothed scale.
-
-        Call it on every rank before gradients are unscaled, clipped or used. A step that is not finite is left out.
-        """
-        if self.measuring:
+    def reduce_step(self) -> None:
+        """Add up what all ranks have measured; call it on every rank before gradients are unscaled, clipped or used."""
+        if self.measuring and not self._totals:
             norms = torch._foreach_norm([p.grad for p in self._parameters if p.grad is not None])
             # Hosts with other processors may differ in the last bit of the norm; what is decided by it must not.
-            big = torch.stack(norms).double().square().sum() / self._world_size
-            totals = torch.cat([self._sums, big.reshape(1)])
+            big = torch.stack(norms).double().square().sum() * float(self._is_main())
+            totals = torch.cat([self._sums.reshape(-1), big.reshape(1)])
             if self._world_size > 1:
                 dist.all_reduce(totals)
-            small, sum_w_over_n, sum_w2_over_n, big_total = totals.tolist()
+            self._totals = totals.tolist()
+
+    def end_step(self, loss_scale: float = 1.0) -> float | None:
+        """Take in the step, after `reduce_step`, and return the smoothed scale.
+
+        On every rank, before gradients are unscaled, clipped or used. A step that is not finite is left out.
+        """
+        self.reduce_step()
+        self._steps += self._wanted
+        if self.measuring:
+            *pieces, big_total = self._totals
+            small, sum_w_over_n, sum_w2_over_n = (math.fsum(pieces[column::3]) for column in range(3))
             sample = noise_sample(small / loss_scale**2, big_total / loss_scale**2, sum_w_over_n, sum_w2_over_n)
             if sample is not None:
                 self.average.add(sample)
@@ -117,25 +146,34 @@ class NoiseScale:
         self.average.load_state_dict(state)
         self._steps = state["steps"]
 
-    def _zeros(self) -> Tensor:
+    def _zeros(self, *shape: int) -> Tensor:
         device = self._parameters[0].device if self._parameters else None
-        return torch.zeros(3, dtype=torch.float64, device=device)
+        return torch.zeros(shape, dtype=torch.float64, device=device)
+
+    @property
+    def _world_size(self) -> int:
+        return dist.get_world_size() if dist.is_initialized() else 1
+
+    def _is_main(self) -> bool:
+        return self._world_size == 1 or dist.get_rank() == 0
 
     def _remember(self) -> None:
         """Keep a copy of what is accumulated so far, in the memory of the copy before."""
         owned = [p for p in self._parameters if p.grad is not None]
-        gradients = [p.grad for p in owned if p.grad is not None]
+        gradients = [memory_of_gradient(p) for p in owned]
         copies = [self._before.get(p) for p in owned]
         kept = [torch.empty_like(g) if c is None else c for g, c in zip(gradients, copies, strict=True)]
         torch._foreach_copy_(kept, gradients)
         self._before = dict(zip(owned, kept, strict=True))
 
-    def _square_of_change(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
-        """|gradients - what was accumulated before|^2; spoils the memory of what was accumulated."""
-        known = [(self._before[p], g) for p, g in zip(parameters, gradients, strict=True) if p in self._before]
-        changes = [g for p, g in zip(parameters, gradients, strict=True) if p not in self._before]
+    def _take_squares(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """|gradient - what was accumulated before|^2 by parameter; spoils the memory of what was accumulated."""
+        changes = list(gradients)
+        known = [place for place, p in enumerate(parameters) if p in self._before]
         if known:
-            before, after = map(list, zip(*known, strict=True))
-            torch._foreach_sub_(before, after)
-            changes += before
-        return torch.stack(torch._foreach_norm(changes)).double().square().sum()
+            before = [self._before[parameters[place]] for place in known]
+            torch._foreach_sub_(before, [changes[place] for place in known])
+            for place, change in zip(known, before, strict=True):
+                changes[place] = change
+        places = [self._places[p] for p in parameters]
+        self._squares[places] = torch.stack(torch._foreach_norm(changes)).double().square()

@@ -13,27 +13,20 @@ enqueued on the current stream in program order and return at once on CUDA; noth
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import time
 import zlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-__all__ = [
-    "ACTION_SHIFT",
-    "LIBRARY",
-    "MAX_ACTIONS",
-    "Link",
-    "PeerLostError",
-    "Scratch",
-    "cached_tag",
-    "hang_up",
-    "message_tag",
-    "uses_gloo",
-]
+from megabatch.comm.shape import ranks_text
+from megabatch.errors import LaunchError
 
 MAX_ACTIONS = 63
 """Primitives in one call: their number has six bits of the tag, and the last value is for `hang_up`."""
@@ -157,6 +150,46 @@ def cached_tag(first_call: int, message: str) -> int:
     return _CACHED | message_tag(first_call, message)
 
 
+def new_group(ranks: Sequence[int], name: str, timeout_seconds: float, build: str) -> dist.ProcessGroup:
+    """Make the group of these ranks, which alone take part; `build` tells the grids of a job apart.
+
+    Raises:
+        LaunchError: they could not connect.
+    """
+    try:
+        with _group_named(f"{build} {name} {list(ranks)}"):
+            group: dist.ProcessGroup = dist.new_group(
+                list(ranks),
+                timeout=timedelta(seconds=timeout_seconds),
+                use_local_synchronization=True,
+                group_desc=f"megabatch {name}",
+            )
+    except RuntimeError as error:
+        raise LaunchError(
+            f"the {name} of {ranks_text(ranks)} could not connect within {timeout_seconds:g} s "
+            f"({str(error).splitlines()[0]}); look at their logs and at the network between them"
+        ) from error
+    return group
+
+
+@contextlib.contextmanager
+def _group_named(text: str) -> Iterator[None]:
+    """Within this block torch calls a new group after `text`.
+
+    By itself torch names a group after its ranks and the number of groups that now exist. A grid built after another
+    was closed would get that one's names, and find its dead addresses in the job's store; and ranks that hold different
+    numbers of groups would wait under different names.
+    """
+    name = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+    torch_module: Any = dist.distributed_c10d
+    torch_names = torch_module._process_group_name
+    torch_module._process_group_name = lambda *_, **__: name
+    try:
+        yield
+    finally:
+        torch_module._process_group_name = torch_names
+
+
 def uses_gloo(group: dist.ProcessGroup) -> bool:
     """Whether tensors on the CPU travel by Gloo in this group."""
     return "cpu:gloo" in str(dist.get_backend_config(group))
@@ -166,14 +199,14 @@ def hang_up(group: dist.ProcessGroup) -> None:
     """Close this rank's Gloo connections of `group`, so that peers waiting for it fail at once.
 
     Gloo's abort and shutdown leave the connections open; a receive that times out closes all of them. So one
-    is posted that nobody will answer.
+    is posted that nobody will answer, to each peer: one from a peer that is gone fails at once and closes nothing.
     """
     backend: Any = group._get_backend(_CPU)
-    peer = (group.rank() + 1) % group.size()
-    try:
-        backend.recv([torch.empty(1, dtype=torch.uint8)], peer, _NOBODY_SENDS).wait(timedelta(milliseconds=1))
-    except RuntimeError:
-        return
+    for peer in range(group.size()):
+        if peer != group.rank():
+            with suppress(RuntimeError):
+                work = backend.recv([torch.empty(1, dtype=torch.uint8)], peer, _NOBODY_SENDS)
+                work.wait(timedelta(milliseconds=1))
 
 
 def _wait(work: Any, timeout: timedelta, peer: int | None) -> None:
@@ -186,15 +219,13 @@ def _wait(work: Any, timeout: timedelta, peer: int | None) -> None:
         raise PeerLostError(peer, timed_out=timed_out) from error
 
 
-def _own_chunk(link: Link, part: torch.Tensor) -> torch.Tensor:
-    length, rest = divmod(part.numel(), link.size)
-    assert rest == 0, "the backend needs equal chunks; AllReducer pads"
-    return part[link.position * length : (link.position + 1) * length]
+def own_chunk(part: torch.Tensor, link: Link) -> torch.Tensor:
+    """The part of a message that this rank owns; lengths differ by at most one element, and every rank cuts alike."""
+    numel, me = part.numel(), link.position
+    return part[numel * me // link.size : numel * (me + 1) // link.size]
 
 
-def _primitive(
-    issue: Callable[[Link, torch.Tensor], Any],
-) -> Callable[..., Generator[None, None, None]]:
+def _primitive(issue: Callable[[Link, torch.Tensor], Any]) -> Callable[..., Generator[None, None, None]]:
     def run(link: Link, part: torch.Tensor, *_: object) -> Generator[None, None, None]:
         while True:
             yield
@@ -211,16 +242,19 @@ def _primitive(
     return run
 
 
+_all_reduce = _primitive(lambda link, part: dist.all_reduce(part, group=link.group, async_op=True))
+
 LIBRARY: dict[str, Callable[..., Generator[None, None, None]]] = {
     "reduce_scatter": _primitive(
-        lambda link, part: _reduce_scatter(_own_chunk(link, part), part, group=link.group, async_op=True)
+        lambda link, part: _reduce_scatter(own_chunk(part, link), part, group=link.group, async_op=True)
     ),
     "all_gather": _primitive(
-        lambda link, part: _all_gather(part, _own_chunk(link, part), group=link.group, async_op=True)
+        lambda link, part: _all_gather(part, own_chunk(part, link), group=link.group, async_op=True)
     ),
-    "all_reduce": _primitive(lambda link, part: dist.all_reduce(part, group=link.group, async_op=True)),
-    "exchange": _primitive(lambda link, part: dist.all_reduce(part, group=link.group, async_op=True)),
+    "all_reduce": _all_reduce,
+    "exchange": _all_reduce,
     "reduce": _primitive(lambda link, part: dist.reduce(part, link.ranks[0], group=link.group, async_op=True)),
     "broadcast": _primitive(lambda link, part: dist.broadcast(part, link.ranks[0], group=link.group, async_op=True)),
 }
-"""Operation -> primitive with the same two halves as those on Gloo; the first half does nothing."""
+"""Operation -> primitive with the same two halves as those on Gloo; the first half does nothing. Chunks must be equal:
+`AllReducer` pads."""

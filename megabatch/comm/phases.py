@@ -32,24 +32,6 @@ from typing import Literal
 from megabatch.comm.shape import GridShape
 from megabatch.errors import ConfigError, nearest
 
-__all__ = [
-    "ALGORITHMS",
-    "SHORT_MESSAGE_BYTES",
-    "WORLD",
-    "Division",
-    "Phase",
-    "Round",
-    "RoundGroup",
-    "divisions",
-    "halving_core",
-    "num_lanes",
-    "num_steps",
-    "phases",
-    "staggered",
-    "torus_form",
-    "torus_phases",
-]
-
 Operation = Literal["reduce_scatter", "all_reduce", "all_gather", "reduce", "broadcast", "exchange"]
 """`exchange`: every rank sends its whole share to all peers of the axis and sums what arrives."""
 
@@ -63,8 +45,8 @@ WORLD = -1
 SHORT_MESSAGE_BYTES = 256 * 1024
 """Up to here latency and the cost of a message count, not bytes."""
 
-_LANE_BYTES = 4 * 2**20
-_MAX_TORUS_LANES = 4
+_CHANNEL_BYTES = 4 * 2**20
+_MAX_TORUS_CHANNELS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +76,7 @@ class Phase:
     """One collective operation along one axis.
 
     share: part of the whole message that a rank holds on entry (all_gather: on exit).
-    lane: phases of different lanes run at the same time; inside a lane each waits for the one before.
+    channel: phases of different channels run at the same time; inside a channel each waits for the one before.
     leaders: only ranks at position 0 of every faster axis take part.
     """
 
@@ -103,7 +85,7 @@ class Phase:
     axis: int
     size: int
     share: Fraction = Fraction(1)
-    lane: int = 0
+    channel: int = 0
     leaders: bool = False
 
     def name(self, axis_names: Sequence[str]) -> str:
@@ -210,29 +192,25 @@ def phases(
     if grid.world_size == 1:
         return ()
     if algorithm == "torus" and message_bytes is not None:
-        axes = _fast_axes_first(grid)
-        pattern, lanes = torus_form(message_bytes, separate_links=separate_links and len(axes) > 1)
+        axes = grid.axes[::-1]
+        pattern, channels = torus_form(message_bytes, separate_links=separate_links and len(axes) > 1)
         parts = [
-            torus_phases(grid, axes, pattern=pattern, share=Fraction(1, lanes), lane=lane) for lane in range(lanes)
+            torus_phases(grid, axes, pattern=pattern, share=Fraction(1, channels), channel=channel)
+            for channel in range(channels)
         ]
         return tuple(phase for part in parts for phase in part)
     return ALGORITHMS[algorithm](grid)
 
 
 def torus_form(message_bytes: float, *, separate_links: bool) -> tuple[Pattern, int]:
-    """(pattern, lanes) of the torus for a message: one hop per phase, rings, or rings for several parts at once."""
+    """(pattern, channels) of the torus for a message: one hop per phase, rings, or rings for several parts at once."""
     if message_bytes <= SHORT_MESSAGE_BYTES:
         return "direct", 1
-    return "ring", max(1, min(int(message_bytes // _LANE_BYTES), _MAX_TORUS_LANES)) if separate_links else 1
+    return "ring", max(1, min(int(message_bytes // _CHANNEL_BYTES), _MAX_TORUS_CHANNELS)) if separate_links else 1
 
 
 def torus_phases(
-    grid: GridShape,
-    axes: Sequence[int],
-    *,
-    pattern: Pattern = "ring",
-    share: Fraction = Fraction(1),
-    lane: int = 0,
+    grid: GridShape, axes: Sequence[int], *, pattern: Pattern = "ring", share: Fraction = Fraction(1), channel: int = 0
 ) -> tuple[Phase, ...]:
     """A torus over `axes` in this order: reduce-scatter inwards, all-reduce on the last, gather outwards."""
     *outer, last = axes
@@ -240,29 +218,29 @@ def torus_phases(
     outwards: list[Phase] = []
     for axis in outer:
         size = grid.sizes[axis]
-        inwards.append(Phase("reduce_scatter", pattern, axis, size, share, lane))
-        outwards.insert(0, Phase("all_gather", pattern, axis, size, share, lane))
+        inwards.append(Phase("reduce_scatter", pattern, axis, size, share, channel))
+        outwards.insert(0, Phase("all_gather", pattern, axis, size, share, channel))
         share /= size
-    return (*inwards, Phase("all_reduce", pattern, last, grid.sizes[last], share, lane), *outwards)
+    return (*inwards, Phase("all_reduce", pattern, last, grid.sizes[last], share, channel), *outwards)
 
 
-def num_lanes(phase_list: Sequence[Phase]) -> int:
-    """How many parts of the message travel at the same time, one per lane; parts are equal."""
-    return max((phase.lane for phase in phase_list), default=0) + 1
+def num_channels(phase_list: Sequence[Phase]) -> int:
+    """How many parts of the message travel at the same time, one per channel; parts are equal."""
+    return max((phase.channel for phase in phase_list), default=0) + 1
 
 
 def staggered(phase_list: Sequence[Phase]) -> bool:
-    """Whether several lanes begin on the same axis: then they cross it one after another."""
-    firsts = {phase.lane: phase.axis for phase in reversed(phase_list)}
+    """Whether several channels begin on the same axis: then they cross it one after another."""
+    firsts = {phase.channel: phase.axis for phase in reversed(phase_list)}
     return len(firsts) > 1 and len(set(firsts.values())) == 1
 
 
 def num_steps(phase_list: Sequence[Phase]) -> int:
-    """Dependent messages of the whole algorithm: the longest lane."""
-    lanes = [0] * num_lanes(phase_list)
+    """Dependent messages of the whole algorithm: the longest channel."""
+    channels = [0] * num_channels(phase_list)
     for phase in phase_list:
-        lanes[phase.lane] += phase.num_steps
-    return max(lanes)
+        channels[phase.channel] += phase.num_steps
+    return max(channels)
 
 
 def halving_core(size: int) -> tuple[int, int]:
@@ -298,10 +276,12 @@ def divisions(phase_list: Sequence[Phase], *, half_precision: bool) -> tuple[Div
     if half_precision:
         return tuple(_split(phase) for phase in phase_list)
     reducing = [phase for phase in phase_list if phase.reduces]
-    last_of_lane = {phase.lane: phase for phase in reducing}
-    size_of_lane = {lane: math.prod(phase.size for phase in reducing if phase.lane == lane) for lane in last_of_lane}
+    last_of_channel = {phase.channel: phase for phase in reducing}
+    size_of_channel = {
+        channel: math.prod(phase.size for phase in reducing if phase.channel == channel) for channel in last_of_channel
+    }
     return tuple(
-        Division(after=size_of_lane[phase.lane]) if phase is last_of_lane.get(phase.lane) else Division()
+        Division(after=size_of_channel[phase.channel]) if phase is last_of_channel.get(phase.channel) else Division()
         for phase in phase_list
     )
 
@@ -317,17 +297,10 @@ def _split(phase: Phase) -> Division:
 
 def _halving_steps(size: int, share: Fraction) -> tuple[RoundGroup, ...]:
     core, extra = halving_core(size)
-    halvings = [RoundGroup(1, share / (core // distance), distance=distance) for distance in _halvings(core)]
+    distances = [core >> depth for depth in range(1, core.bit_length())]
+    halvings = [RoundGroup(1, share / (core // distance), distance=distance) for distance in distances]
     fold = [RoundGroup(1, share)] if extra else []
     return (*fold, *halvings, *reversed(halvings), *fold)
-
-
-def _halvings(core: int) -> list[int]:
-    return [core >> depth for depth in range(1, core.bit_length())]
-
-
-def _fast_axes_first(grid: GridShape) -> list[int]:
-    return grid.axes[::-1]
 
 
 def _flat(pattern: Pattern) -> Callable[[GridShape], tuple[Phase, ...]]:
@@ -335,22 +308,22 @@ def _flat(pattern: Pattern) -> Callable[[GridShape], tuple[Phase, ...]]:
 
 
 def _torus(pattern: Pattern) -> Callable[[GridShape], tuple[Phase, ...]]:
-    return lambda grid: torus_phases(grid, _fast_axes_first(grid), pattern=pattern)
+    return lambda grid: torus_phases(grid, grid.axes[::-1], pattern=pattern)
 
 
 def _two_way_torus(grid: GridShape) -> tuple[Phase, ...]:
-    """One lane per axis, each starting on another axis, so that every axis is busy all the time."""
-    axes = _fast_axes_first(grid)
-    lanes: list[Phase] = []
-    for lane in range(len(axes)):
-        order = axes[lane:] + axes[:lane]
-        lanes += torus_phases(grid, order, share=Fraction(1, len(axes)), lane=lane)
-    return tuple(lanes)
+    """One channel per axis, each starting on another axis, so that every axis is busy all the time."""
+    axes = grid.axes[::-1]
+    channels: list[Phase] = []
+    for channel in range(len(axes)):
+        order = axes[channel:] + axes[:channel]
+        channels += torus_phases(grid, order, share=Fraction(1, len(axes)), channel=channel)
+    return tuple(channels)
 
 
 def _hierarchical(grid: GridShape) -> tuple[Phase, ...]:
     """Reduce to a leader on each faster axis, all-reduce the leaders, broadcast (Jia 2018, 1807.11205)."""
-    *outer, last = _fast_axes_first(grid)
+    *outer, last = grid.axes[::-1]
     inwards = [Phase("reduce", "chain", axis, grid.sizes[axis], leaders=depth > 0) for depth, axis in enumerate(outer)]
     outwards = [
         Phase("broadcast", "chain", phase.axis, phase.size, leaders=phase.leaders) for phase in reversed(inwards)
@@ -360,7 +333,7 @@ def _hierarchical(grid: GridShape) -> tuple[Phase, ...]:
 
 
 def _exchange(grid: GridShape) -> tuple[Phase, ...]:
-    return tuple(Phase("exchange", "direct", axis, grid.sizes[axis]) for axis in _fast_axes_first(grid))
+    return tuple(Phase("exchange", "direct", axis, grid.sizes[axis]) for axis in grid.axes[::-1])
 
 
 ALGORITHMS: dict[str, Callable[[GridShape], tuple[Phase, ...]]] = {

@@ -17,9 +17,9 @@ B to a rank that sends alone: a leader, or the one rank of a host whose right ne
 another host. Ranks do not step in unison, so a flat ring of unequal links pays the *mean* latency of its hops, but the
 bytes of its slowest link; of halving-doubling each step uses the axis that its distance spans.
 
-Lanes run side by side: the longest decides, unless one axis - or all, where they are one link: a host of one rank -
-needs longer for the bytes of all lanes. Staggered lanes form a pipeline: the time of one lane, and for every further
-one that of its bytes on the busiest axis.
+Channels run side by side: the longest decides, unless one axis - or all, where they are one link: a host of one rank -
+needs longer for the bytes of all channels. Staggered channels form a pipeline: the time of one channel, and for every
+further one that of its bytes on the busiest axis.
 
 Not modelled: the adding up (rates measured on whole collectives contain it), rounding of uneven chunks, and start
 skew, which merely adds. "backend" is priced as our ring; measure it instead where possible.
@@ -31,18 +31,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megabatch.comm.phases import WORLD, Phase, RoundGroup, num_lanes, staggered
+from megabatch.comm.phases import WORLD, Phase, RoundGroup, num_channels, staggered
 from megabatch.comm.shape import GridShape
 from megabatch.errors import ConfigError
-
-__all__ = [
-    "CHAIN_SEGMENTS",
-    "DEFAULT_SEGMENT_BYTES",
-    "RING_SEGMENTS",
-    "LinkCost",
-    "all_reduce_seconds",
-    "phase_seconds",
-]
 
 DEFAULT_SEGMENT_BYTES = 256 * 1024
 RING_SEGMENTS = 2
@@ -98,21 +89,23 @@ def all_reduce_seconds(
 ) -> float:
     """Seconds of the whole phase list; `links[axis]` is the cost of that axis of `shape`.
 
-    one_link: all axes leave through the same network card, so that lanes on different axes share its rate.
+    one_link: all axes leave through the same network card, so that channels on different axes share its rate.
     """
-    pipeline = staggered(phase_list)  # of equal lanes, their chunks whole
-    lanes = [0.0] * num_lanes(phase_list)
+    pipeline = staggered(phase_list)  # of equal channels, their chunks whole
+    channels = [0.0] * num_channels(phase_list)
     busy = [0.0] * len(shape.sizes)
     for phase in phase_list:
-        lanes[phase.lane] += phase_seconds(phase, shape, links, message_bytes, 2**62 if pipeline else segment_bytes)
+        channels[phase.channel] += phase_seconds(
+            phase, shape, links, message_bytes, 2**62 if pipeline else segment_bytes
+        )
         if phase.axis != WORLD:
             rate = links[phase.axis].rate(alone=phase.leaders)
             busy[phase.axis] += float(phase.sent_share()) * message_bytes / rate
-    if len(lanes) == 1:
-        return lanes[0]
+    if len(channels) == 1:
+        return channels[0]
     if pipeline:
-        return lanes[0] + (len(lanes) - 1) * max(busy) / len(lanes)
-    return max(*lanes, sum(busy) if one_link else max(busy))
+        return channels[0] + (len(channels) - 1) * max(busy) / len(channels)
+    return max(*channels, sum(busy) if one_link else max(busy))
 
 
 def phase_seconds(
@@ -127,29 +120,25 @@ def phase_seconds(
         raise ConfigError(f"{len(links)} link costs for grid {shape.text}; give {len(shape.sizes)}, one per axis")
     if phase.size == 1:
         return 0.0
-    steps = phase.steps()
-    if phase.pattern in ("ring", "backend") and phase.operation != "exchange":
-        return _ring_seconds(_hops(phase, shape, links), steps[0], message_bytes, segment_bytes)
-    if phase.pattern == "chain":
-        return _chain_seconds(_hops(phase, shape, links), steps[0], message_bytes, segment_bytes)
-    return sum(_step_seconds(phase, step, shape, links, message_bytes) for step in steps)
+    if phase.pattern in ("ring", "backend", "chain"):
+        return _segmented_seconds(phase, _hops(phase, shape, links), message_bytes, segment_bytes)
+    return sum(_step_seconds(phase, step, shape, links, message_bytes) for step in phase.steps())
 
 
-def _ring_seconds(hops: Sequence[_LinkHop], step: RoundGroup, message_bytes: float, segment_bytes: int) -> float:
+def _segmented_seconds(phase: Phase, hops: Sequence[_LinkHop], message_bytes: float, segment_bytes: int) -> float:
+    """A ring or a chain, whose chunks travel in segments."""
+    (step,) = phase.steps()
+    is_chain = phase.pattern == "chain"
     chunk = float(step.share) * message_bytes
-    count = _num_segments(chunk, segment_bytes, RING_SEGMENTS)
+    most = CHAIN_SEGMENTS if is_chain else RING_SEGMENTS
+    count = max(1, min(int(chunk // segment_bytes), most))  # as `primitives` cuts them
     move = sum(hop.weight * (hop.link.latency_seconds + chunk / count / hop.rate) for hop in hops)
+    if is_chain:
+        stay = max(hop.link.message_overhead_seconds + chunk / count / hop.rate for hop in hops)
+        return step.count * move + (count - 1) * stay
     stay = max(count * hop.link.message_overhead_seconds + chunk / hop.rate for hop in hops)
     last = max(hop.link.latency_seconds + chunk / hop.rate for hop in hops)
     return (step.count - 1) * max(move, stay) + last
-
-
-def _chain_seconds(hops: Sequence[_LinkHop], step: RoundGroup, message_bytes: float, segment_bytes: int) -> float:
-    chunk = float(step.share) * message_bytes
-    count = _num_segments(chunk, segment_bytes, CHAIN_SEGMENTS)
-    move = sum(hop.weight * (hop.link.latency_seconds + chunk / count / hop.rate) for hop in hops)
-    stay = max(hop.link.message_overhead_seconds + chunk / count / hop.rate for hop in hops)
-    return step.count * move + (count - 1) * stay
 
 
 def _step_seconds(
@@ -179,9 +168,4 @@ def _hops(phase: Phase, shape: GridShape, links: Sequence[LinkCost]) -> list[_Li
 
 def _spanned_axis(shape: GridShape, distance: int) -> int:
     """The slowest axis along which two ranks `distance` apart differ."""
-    return next(axis for axis in shape.axes if math.prod(shape.sizes[axis + 1 :]) <= distance)
-
-
-def _num_segments(chunk_bytes: float, segment_bytes: int, most: int) -> int:
-    """As `primitives` cuts them."""
-    return max(1, min(int(chunk_bytes // segment_bytes), most))
+    return next(axis for axis in shape.axes if shape.stride(axis) <= distance)

@@ -29,8 +29,6 @@ from megabatch.comm.p2p import Link, Scratch
 from megabatch.comm.phases import halving_core
 from megabatch.comm.price import CHAIN_SEGMENTS, RING_SEGMENTS
 
-__all__ = ["PRIMITIVES", "Primitive", "exchange_maximum", "own_chunk", "split"]
-
 Run = Generator[None, None, None]
 Primitive = Callable[[Link, torch.Tensor, int, Scratch, int], Run]
 """(link, part of the message, tag, scratch, segment bytes) -> generator: posts, yields, runs, yields, posts, ..."""
@@ -40,12 +38,6 @@ def split(part: torch.Tensor, pieces: int) -> list[torch.Tensor]:
     """Cut a 1-D tensor into `pieces` views whose lengths differ by at most one; every rank cuts alike."""
     bounds = _bounds(part, pieces)
     return [part[low:high] for low, high in itertools.pairwise(bounds)]
-
-
-def own_chunk(part: torch.Tensor, pieces: int, index: int) -> torch.Tensor:
-    """`split(part, pieces)[index]` alone."""
-    numel = part.numel()
-    return part[numel * index // pieces : numel * (index + 1) // pieces]
 
 
 def ring_reduce_scatter(link: Link, part: torch.Tensor, tag: int, scratch: Scratch, segment_bytes: int) -> Run:

@@ -30,28 +30,20 @@ import torch
 from megabatch.comm.allreduce import AllReducer
 from megabatch.comm.calibration import (
     Calibration,
+    Choice,
     Prediction,
     calibration_from_text,
     calibration_text,
     predictions,
     read_calibration,
 )
-from megabatch.comm.grid import ProcessGrid
+from megabatch.comm.grid import ProcessGrid, Reducer
 from megabatch.comm.measure import calibrate, on_rank_0, probe_device, race
 from megabatch.comm.phases import WORLD, num_steps, phases
 from megabatch.comm.price import DEFAULT_SEGMENT_BYTES, all_reduce_seconds
 from megabatch.comm.shape import GridShape
 
-__all__ = [
-    "SIZE_CLASSES_BYTES",
-    "AutoReducer",
-    "Choice",
-    "all_reduce",
-    "make_reducer",
-    "race_choices",
-    "shared_calibration",
-    "size_text",
-]
+__all__ = ["all_reduce"]
 
 _log = logging.getLogger(__name__)
 
@@ -69,17 +61,6 @@ _HEAT_ROUNDS = 3  # of all candidates, after one round to warm up
 _FINAL_ROUNDS = 60  # at most
 _SURE_CANDIDATES = 3  # take part even if they can run but once: prices alone do not tell the best
 _LONG_BYTES, _LONG_WEIGHT = 2 * 2**20, 5  # longer messages get so many times the budget of a short one
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What to use for messages of about `message_bytes`. seconds: measured, or expected. reason: one line."""
-
-    message_bytes: int
-    algorithm: str
-    segment_bytes: int
-    seconds: float
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +96,9 @@ class AutoReducer:
         self.grid = grid
         self.algorithm = "auto"
         self.grad_dtype = grad_dtype
-        if "auto choices" not in grid.cache:
-            grid.cache["auto choices"] = _choices(grid, calibration)
-        self.choices: tuple[Choice, ...] = grid.cache["auto choices"]
+        if not grid.choices:
+            grid.choices = _choices(grid, calibration)
+        self.choices = grid.choices
         self._reducers = {
             (choice.algorithm, choice.segment_bytes): AllReducer(
                 grid, choice.algorithm, average=average, grad_dtype=grad_dtype, segment_bytes=choice.segment_bytes
@@ -127,7 +108,6 @@ class AutoReducer:
 
     @property
     def algorithms(self) -> frozenset[str]:
-        """The algorithms in use."""
         return frozenset(choice.algorithm for choice in self.choices)
 
     @property
@@ -144,6 +124,11 @@ class AutoReducer:
         choice = self.choice_for(tensor.numel() * (self.grad_dtype or tensor.dtype).itemsize)
         self._reducers[choice.algorithm, choice.segment_bytes].run(tensor, task=task, call=call)
 
+    def close(self) -> None:
+        """As `AllReducer.close`."""
+        for reducer in self._reducers.values():
+            reducer.close()
+
 
 def all_reduce(
     tensor: torch.Tensor,
@@ -157,10 +142,8 @@ def all_reduce(
 
     Buffers are cached with the grid. See `AllReducer` for the options and `AllReducer.run` for the errors.
     """
-    options = (algorithm, average, grad_dtype)
-    if options not in grid.cache:
-        grid.cache[options] = make_reducer(grid, algorithm, average=average, grad_dtype=grad_dtype)
-    grid.cache[options].run(tensor)
+    make = partial(make_reducer, grid, algorithm, average=average, grad_dtype=grad_dtype)
+    grid.reducer(make, algorithm, average=average, grad_dtype=grad_dtype).run(tensor)
 
 
 def make_reducer(
@@ -170,7 +153,7 @@ def make_reducer(
     average: bool = False,
     grad_dtype: torch.dtype | None = None,
     calibration: Calibration | str | Path | None = None,
-) -> AllReducer | AutoReducer:
+) -> Reducer:
     """The reducer for an algorithm; "auto" measures (or reads `calibration`), races, and sets its own segments."""
     if algorithm == "auto":
         return AutoReducer(grid, average=average, grad_dtype=grad_dtype, calibration=calibration)
@@ -268,10 +251,8 @@ def _timed(
     grid: ProcessGrid, candidates: Sequence[Prediction], buffer: torch.Tensor, budget_seconds: float
 ) -> tuple[dict[str, float], float]:
     """(median seconds by name, seconds spent): all candidates a few times, then the best while the budget lasts."""
-    runs = {
-        one.algorithm: partial(AllReducer(grid, one.algorithm, segment_bytes=one.segment_bytes).run, buffer)
-        for one in candidates
-    }
+    reducers = {one.algorithm: AllReducer(grid, one.algorithm, segment_bytes=one.segment_bytes) for one in candidates}
+    runs = {name: partial(reducer.run, buffer) for name, reducer in reducers.items()}
     times = race(grid, runs, 1)
     spent = _total(times)
     heats = min(_HEAT_ROUNDS, int(budget_seconds / max(spent, 1e-9)) - 1)
@@ -289,6 +270,8 @@ def _timed(
             more = race(grid, finalists, finals)
             spent += _total(more)
             times |= {name: times[name] + seconds for name, seconds in more.items()}
+    for reducer in reducers.values():
+        reducer.close()
     return _medians(times), spent
 
 

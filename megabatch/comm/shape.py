@@ -15,16 +15,16 @@ neighbours.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from megabatch.errors import GridError
 
-__all__ = ["GridShape", "fitting_shapes", "near_square", "parse_grid", "ranks_text", "rows_by_host"]
-
 _MAX_SHAPES_SHOWN = 12
 _MAX_RANKS_SHOWN = 8
+_MAX_AXES, _MAX_DIGITS = 8, 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,6 @@ class GridShape:
 
     @property
     def world_size(self) -> int:
-        """Ranks in the whole grid."""
         return math.prod(self.sizes)
 
     @property
@@ -73,33 +72,27 @@ class GridShape:
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
         """Position of a global rank along every axis."""
-        self._check_rank(rank)
-        position = []
-        for size in reversed(self.sizes):
-            rank, along = divmod(rank, size)
-            position.append(along)
-        return tuple(reversed(position))
+        if not 0 <= rank < self.world_size:
+            raise GridError(f"rank {rank} is outside grid {self.text}; ranks are 0 to {self.world_size - 1}")
+        return tuple(rank // self.stride(axis) % size for axis, size in enumerate(self.sizes))
 
-    def rank(self, coordinates: Sequence[int]) -> int:
-        """Global rank at the given position."""
-        inside = all(0 <= along < size for along, size in zip(coordinates, self.sizes, strict=False))
-        if len(coordinates) != len(self.sizes) or not inside:
-            raise GridError(f"position {tuple(coordinates)} is outside grid {self.text}; axes count from 0")
-        rank = 0
-        for along, size in zip(coordinates, self.sizes, strict=True):
-            rank = rank * size + along
-        return rank
+    def stride(self, axis: int) -> int:
+        """How far apart the ranks of two neighbours along an axis are."""
+        return math.prod(self.sizes[axis + 1 :])
 
     def axis_ranks(self, rank: int, axis: int) -> tuple[int, ...]:
         """Global ranks on the line through `rank` along `axis`, in order of position."""
-        self._check_rank(rank)
-        stride = math.prod(self.sizes[axis + 1 :])
+        stride = self.stride(axis)
         first = rank - self.coordinates(rank)[axis] * stride
         return tuple(range(first, first + self.sizes[axis] * stride, stride))
 
+    def crosses_hosts(self, axis: int, hosts: Sequence[str]) -> bool:
+        """Whether a line along `axis` has ranks on several hosts; `hosts[rank]` names the host of a rank."""
+        return any(len({hosts[rank] for rank in line}) > 1 for line in self.lines(axis))
+
     def lines(self, axis: int) -> tuple[tuple[int, ...], ...]:
         """All lines along `axis`, that of the lowest rank first."""
-        stride = math.prod(self.sizes[axis + 1 :])
+        stride = self.stride(axis)
         block = stride * self.sizes[axis]
         return tuple(
             tuple(range(first, first + block, stride))
@@ -107,22 +100,20 @@ class GridShape:
             for first in range(start, start + stride)
         )
 
-    def _check_rank(self, rank: int) -> None:
-        if not 0 <= rank < self.world_size:
-            raise GridError(f"rank {rank} is outside grid {self.text}; ranks are 0 to {self.world_size - 1}")
-
 
 def parse_grid(text: str, names: Sequence[str] = ()) -> GridShape:
     """Read "2x4" (rows x columns) or "2x4x8" (slowest axis first)."""
     parts = text.strip().lower().split("x")
-    if not all(part.isascii() and part.isdigit() for part in parts):
-        raise GridError(f"grid '{text}' is not a shape; give sizes joined by x, slowest axis first, such as 2x4")
+    is_size = all(part.isascii() and part.isdigit() and len(part) <= _MAX_DIGITS for part in parts)
+    if not is_size or len(parts) > _MAX_AXES:
+        raise GridError(f"grid '{text[:60]}' is not a shape; give sizes joined by x, slowest axis first, such as 2x4")
     return GridShape(tuple(int(part) for part in parts), tuple(names))
 
 
 def fitting_shapes(world_size: int) -> list[GridShape]:
     """Every rows x columns grid of exactly `world_size` ranks, fewest rows first."""
-    rows = [count for count in range(1, world_size + 1) if world_size % count == 0]
+    rows = [count for count in range(1, math.isqrt(world_size) + 1) if world_size % count == 0]
+    rows += [world_size // count for count in reversed(rows) if count * count != world_size]
     return [GridShape((count, world_size // count)) for count in rows]
 
 
@@ -141,22 +132,25 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
 
 
-def rows_by_host(hosts: Sequence[str]) -> GridShape | None:
-    """One host per row when every host holds the same number (over 1) of consecutive ranks, else None.
+def default_shape(hosts: Sequence[str]) -> tuple[GridShape, str]:
+    """(shape, why) for ranks on these hosts, where the user gives none; `hosts[rank]` names the host of a rank.
 
-    `hosts[rank]` names the host of a rank. A single host gives None: it has no slow axis to save bytes on.
+    A row stays within a host and columns run between hosts, so that only a part of each message takes the slow way:
+
+        a a a a b b b b   2x4, one host per row
+        a a a a b b       3x2, uneven hosts: rows of the greatest common divisor of 4 and 2
+        a a b b a a b b   4x2, likewise where a host has several stretches of ranks
+        a a a a           2x2, one host: near square, for the fewest steps
+        a b c d           2x2, one rank per host, or no common divisor: near square, as rows of one rank save no step
     """
-    runs: list[tuple[str, int]] = []
-    for host in hosts:
-        if runs and runs[-1][0] == host:
-            runs[-1] = (host, runs[-1][1] + 1)
-        else:
-            runs.append((host, 1))
-    lengths = {length for _, length in runs}
-    one_run_each = len({host for host, _ in runs}) == len(runs)
-    if len(runs) < 2 or not one_run_each or len(lengths) != 1 or lengths == {1}:
-        return None
-    return GridShape((len(runs), lengths.pop()))
+    stretches = [len(list(ranks)) for _, ranks in itertools.groupby(hosts)]
+    length = math.gcd(*stretches)
+    if len(stretches) == 1 or length == 1:
+        why = "all ranks are on one host" if len(stretches) == 1 else "hosts give no rows of equal length"
+        return near_square(len(hosts)), f"near square: {why}"
+    one_each = len(set(hosts)) == len(stretches) and set(stretches) == {length}
+    reason = "one host per row" if one_each else "rows within hosts, which hold different numbers of consecutive ranks"
+    return GridShape((len(hosts) // length, length)), reason
 
 
 def _default_names(num_axes: int) -> tuple[str, ...]:

@@ -72,7 +72,7 @@ def test_cable_price_of_the_torus_is_the_closed_form() -> None:
 
 
 def test_measured_prices_take_the_backend_from_its_points_and_leave_auto_out() -> None:
-    axes = (AxisCost("column", 4, 0.002, 25e6, ranks_per_link=4), AxisCost("row", 4, 0.0001, 1e9))
+    axes = (AxisCost(0.002, 25e6, ranks_per_link=4, name="column", size=4), AxisCost(0.0001, 1e9, name="row", size=4))
     points = (MeasuredPoint("backend", 10_000, 0.1), MeasuredPoint("backend", 1_000_000, 0.2))
     calibration = Calibration("4x4", 4, "gloo", axes, points)
     prices = predicted_seconds(["backend", "torus", "auto"], "4x4", 1_000_000, calibration, None)

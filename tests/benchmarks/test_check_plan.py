@@ -17,7 +17,8 @@ from benchmarks.simulators.simgrid import Answer, Play
 from megabatch.comm.calibration import AxisCost, Calibration
 from megabatch.comm.shape import GridShape, parse_grid
 from megabatch.errors import ConfigError
-from megabatch.plan.cluster import Cluster, load_cluster
+from megabatch.plan.cluster import Cluster
+from megabatch.plan.cluster_file import load_cluster
 from megabatch.plan.network import Network
 from megabatch.plan.step import Candidate
 from tests.plan.laboratory import laboratory, need_simgrid, workload
@@ -70,7 +71,7 @@ def test_each_size_of_bucket_is_played_once(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_has_no_phases_on_links_is_refused() -> None:
-    axes = (AxisCost("column", 2, 2e-3, 2.5e7), AxisCost("row", 4, 1e-4, 1e9))
+    axes = (AxisCost(2e-3, 2.5e7, name="column", size=2), AxisCost(1e-4, 1e9, name="row", size=4))
     measured = dataclasses.replace(laboratory(), calibration=Calibration("2x4", 2, "gloo", axes))
     refused: list[tuple[Cluster, Candidate, str]] = [
         (laboratory(), Candidate(1, "backend", GridShape((1, 1)), 25.0), "1 worker, which reduces nothing"),

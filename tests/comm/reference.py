@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from megabatch.comm.grid import ProcessGrid
-from megabatch.comm.phases import Phase, num_lanes, phases
+from megabatch.comm.phases import Phase, num_channels, phases
 
 __all__ = ["reference_all_reduce"]
 
@@ -18,12 +18,12 @@ __all__ = ["reference_all_reduce"]
 def reference_all_reduce(tensor: torch.Tensor, grid: ProcessGrid, algorithm: str = "torus") -> None:
     """Sum a 1-D `tensor` over the grid in place by the phases of `algorithm`."""
     phase_list = phases(algorithm, grid.shape)
-    lanes = num_lanes(phase_list)
-    for lane in range(lanes):
-        part = _chunk(tensor, lanes, lane)
+    channels = num_channels(phase_list)
+    for channel in range(channels):
+        part = _chunk(tensor, channels, channel)
         outer: list[torch.Tensor] = []
         for phase in phase_list:
-            if phase.lane != lane or (phase.leaders and any(grid.coordinates[phase.axis + 1 :])):
+            if phase.channel != channel or (phase.leaders and any(grid.coordinates[phase.axis + 1 :])):
                 continue
             if phase.operation == "all_gather":
                 part = outer.pop()

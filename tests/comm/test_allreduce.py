@@ -16,7 +16,7 @@ from megabatch.comm import allreduce
 from megabatch.comm import phases as phases_module
 from megabatch.comm.allreduce import AllReducer
 from megabatch.comm.grid import ProcessGrid
-from megabatch.comm.phases import ALGORITHMS, WORLD, Phase, num_lanes, phases
+from megabatch.comm.phases import ALGORITHMS, WORLD, Phase, num_channels, phases
 from megabatch.comm.select import all_reduce
 from megabatch.comm.shape import GridShape, parse_grid
 from megabatch.errors import ConfigError
@@ -197,8 +197,8 @@ def test_receives_posted_ahead_never_mix_messages_or_rounds() -> None:
     assert run_ranks(4, _again_and_again) == [[], [], [], []]
 
 
-def _in_several_lanes(rank: int) -> tuple[list[Any], list[str]]:
-    """Two hosts of two ranks each: rows and columns are different links, so that a long torus has lanes."""
+def _in_several_channels(rank: int) -> tuple[list[Any], list[str]]:
+    """Two hosts of two ranks each: rows and columns are different links, so that a long torus has channels."""
     os.environ["MEGABATCH_HOST"] = f"host{rank // 2}"
     grid = ProcessGrid.build(timeout_seconds=20)
     assert grid.shape.text == "2x2"
@@ -207,10 +207,10 @@ def _in_several_lanes(rank: int) -> tuple[list[Any], list[str]]:
     bits = []
     reducer = AllReducer(grid, "torus", average=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(phases_module, "_LANE_BYTES", 140_000)
-        for numel, lanes in ((65_537, 1), (70_001, 2), (150_001, 4), (70_001, 2), (5, 1)):
-            if num_lanes(phases("torus", (2, 2), 4 * numel, separate_links=True)) != lanes:
-                wrong.append((numel, "lanes"))
+        patch.setattr(phases_module, "_CHANNEL_BYTES", 140_000)
+        for numel, channels in ((65_537, 1), (70_001, 2), (150_001, 4), (70_001, 2), (5, 1)):
+            if num_channels(phases("torus", (2, 2), 4 * numel, separate_links=True)) != channels:
+                wrong.append((numel, "channels"))
             tensor = _data(rank, numel, torch.float32)
             reducer.run(tensor)
             bits.append(_bits(tensor))
@@ -219,8 +219,8 @@ def _in_several_lanes(rank: int) -> tuple[list[Any], list[str]]:
     return wrong, bits
 
 
-def test_a_long_torus_in_several_lanes_is_a_sum() -> None:
-    answers = run_ranks(4, _in_several_lanes)
+def test_a_long_torus_in_several_channels_is_a_sum() -> None:
+    answers = run_ranks(4, _in_several_channels)
     for wrong, bits in answers:
         assert wrong == []
         assert bits == answers[0][1]
@@ -234,7 +234,7 @@ def test_edges() -> None:
             "a tensor of shape (4, 3) and strides (6, 2) is not contiguous, and the sum is made in place; "
             "reduce tensor.contiguous() and copy it back"
         )
-        assert "torch.int64 cannot be reduced; give float16" in facts["integer"]
+        assert "torch.int64 cannot be summed; give float16" in facts["integer"]
         assert "segment of 0 bytes" in facts["segment"]
         assert "grad_dtype torch.int8; choose float16" in facts["grad_dtype"]
 

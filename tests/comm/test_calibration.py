@@ -29,7 +29,7 @@ CALIBRATION = Calibration(
     grid="2x4",
     num_hosts=2,
     backend="gloo",
-    axes=(AxisCost("column", 2, 2e-3, 25e6, 1e-5, 4.0), AxisCost("row", 4, 1e-4, 1e9)),
+    axes=(AxisCost(2e-3, 25e6, 1e-5, 4.0, name="column", size=2), AxisCost(1e-4, 1e9, name="row", size=4)),
     points=(MeasuredPoint("torus", 1000, 0.25), MeasuredPoint("backend", 4000, 1 / 3)),
     versions={"torch": "2.13.0", "numpy": "2"},
 )
@@ -87,11 +87,14 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 
 def test_links_are_those_of_the_measured_grid_only() -> None:
     shape = GridShape((2, 4))
-    assert CALIBRATION.links(shape) == (LinkCost(2e-3, 25e6, 1e-5, 4.0), LinkCost(1e-4, 1e9))
+    column = AxisCost(2e-3, 25e6, 1e-5, 4.0, name="column", size=2)
+    assert CALIBRATION.links(shape) == (column, AxisCost(1e-4, 1e9, name="row", size=4))
     with pytest.raises(ConfigError, match="of grid 2x4 and says nothing about grid 4x2"):
         CALIBRATION.links(GridShape((4, 2)))
     # Links that are alike hold for every layout of the same ranks, with the worse of the two.
-    alike = Calibration("2x4", 8, "gloo", (AxisCost("a", 2, 2e-3, 25e6), AxisCost("b", 4, 3e-3, 40e6)))
+    alike = Calibration(
+        "2x4", 8, "gloo", (AxisCost(2e-3, 25e6, name="a", size=2), AxisCost(3e-3, 40e6, name="b", size=4))
+    )
     assert alike.links(GridShape((4, 2))) == (LinkCost(3e-3, 25e6),) * 2
     with pytest.raises(ConfigError, match="grid 4x4"):
         alike.links(GridShape((4, 4)))
@@ -118,21 +121,26 @@ def _network(slow: AxisCost, fast: AxisCost, *backend: tuple[int, float], hosts:
     return Calibration("4x4", hosts, "gloo", (slow, fast), points)
 
 
-LOOPBACK_ROW = AxisCost("row", 4, 5e-5, 1.5e9, 2e-5)
+LOOPBACK_ROW = AxisCost(5e-5, 1.5e9, 2e-5, name="row", size=4)
 # Measured times of Gloo's own all-reduce on such networks, seconds: see the networks of the laboratory.
 SHARED_NIC = _network(
-    AxisCost("column", 4, 2.2e-3, 24e6, 3e-5, ranks_per_link=4.0), LOOPBACK_ROW, (100 * KB, 0.148), (10 * MB, 1.13)
+    AxisCost(2.2e-3, 24e6, 3e-5, ranks_per_link=4.0, name="column", size=4),
+    LOOPBACK_ROW,
+    (100 * KB, 0.148),
+    (10 * MB, 1.13),
 )
-NIC_PER_RANK = _network(AxisCost("column", 4, 2.2e-3, 12e6, 3e-5), LOOPBACK_ROW, (100 * KB, 0.145), (10 * MB, 1.53))
+NIC_PER_RANK = _network(
+    AxisCost(2.2e-3, 12e6, 3e-5, name="column", size=4), LOOPBACK_ROW, (100 * KB, 0.145), (10 * MB, 1.53)
+)
 EQUAL_HOSTS = _network(
-    AxisCost("column", 4, 5.2e-3, 12e6, 3e-5),
-    AxisCost("row", 4, 5.2e-3, 12e6, 3e-5),
+    AxisCost(5.2e-3, 12e6, 3e-5, name="column", size=4),
+    AxisCost(5.2e-3, 12e6, 3e-5, name="row", size=4),
     *((10 * KB, 0.32), (100 * KB, 0.328), (1 * MB, 0.455), (10 * MB, 1.7)),
     hosts=16,
 )
 LOOPBACK = _network(
-    AxisCost("column", 4, 6e-5, 0.4e9, 3e-5),
-    AxisCost("row", 4, 6e-5, 0.4e9, 3e-5),
+    AxisCost(6e-5, 0.4e9, 3e-5, name="column", size=4),
+    AxisCost(6e-5, 0.4e9, 3e-5, name="row", size=4),
     *((10 * KB, 2e-4), (1 * MB, 1e-3), (100 * MB, 0.1)),
     hosts=1,
 )
@@ -159,8 +167,8 @@ def test_the_known_winner_comes_first(calibration: Calibration, message_bytes: i
 
 def test_with_a_shared_card_few_bytes_through_it_win() -> None:
     """Without latency the order follows bytes through the card alone: torus 1.5, leader and flat ring more."""
-    card = AxisCost("column", 4, 0.0, 24e6, ranks_per_link=4.0)
-    calibration = _network(card, AxisCost("row", 4, 0.0, 1e12), (MB, 1e3), (2 * MB, 2e3))
+    card = AxisCost(0.0, 24e6, ranks_per_link=4.0, name="column", size=4)
+    calibration = _network(card, AxisCost(0.0, 1e12, name="row", size=4), (MB, 1e3), (2 * MB, 2e3))
     ranked = [p.algorithm for p in predictions(calibration, GRID, 10 * MB)]
     assert set(ranked[:2]) <= {"torus", "direct", "hierarchical"}
     seconds = {p.algorithm: p.seconds for p in predictions(calibration, GRID, 10 * MB)}

@@ -12,14 +12,22 @@ import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from megabatch.comm.allreduce import AllReducer
-from megabatch.comm.failures import Note, check_consistency, collect_notes, explain, fail, report_lost_peer
+from megabatch.comm.failures import (
+    Note,
+    check_consistency,
+    collect_notes,
+    explain,
+    fail,
+    is_lost_contact,
+    report_lost_peer,
+)
 from megabatch.comm.grid import ProcessGrid
 from megabatch.comm.p2p import PeerLostError
 from megabatch.comm.shape import GridShape
 from megabatch.errors import CommunicationError
 from tests.ranks import run_ranks
 
-NOTE = Note(0, "bucket 3", "row reduce-scatter", 7, "1000 float32", 1, "the connection to rank 1 broke")
+NOTE = Note(0, "bucket 3", "row reduce-scatter", 7, "1000 float32", "the connection to rank 1 broke")
 
 
 def _note(rank: int, **changes: object) -> Note:
@@ -132,8 +140,8 @@ def test_a_lost_peer_in_words() -> None:
 
 def test_a_broken_grid_stays_broken_and_says_why() -> None:
     grid = _grid()
-    first = fail(grid, Note(0, "bucket 1", "row all-gather", 4, "10 float32", 1, "the connection to rank 1 broke"))
-    later = fail(grid, Note(0, "bucket 2", "row all-gather", 5, "10 float32", 1, "something else"))
+    first = fail(grid, Note(0, "bucket 1", "row all-gather", 4, "10 float32", "the connection to rank 1 broke"))
+    later = fail(grid, Note(0, "bucket 2", "row all-gather", 5, "10 float32", "something else"))
     assert str(first) == str(later)
     assert str(first).startswith("rank 0, bucket 1, row all-gather: the connection to rank 1 broke;")
     for use in (grid.check_usable, grid.next_call):
@@ -224,3 +232,11 @@ def test_ranks_that_differ_unnoticed_still_end_in_bounded_time_with_the_reason()
     for rank, message in enumerate(run_ranks(2, _differ_unchecked)):
         assert message.startswith(f"rank {rank}, bucket 5, row all-reduce: workers disagree about what to reduce")
         assert "100 float32 on rank 0; bucket 5 of 104 float32 on rank 1" in message
+
+
+def test_lost_contact_is_told_from_other_errors() -> None:
+    gloo = RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
+    assert is_lost_contact(gloo)
+    assert is_lost_contact(CommunicationError("rank 1 is gone"))
+    assert not is_lost_contact(RuntimeError("shapes do not match"))
+    assert not is_lost_contact(ValueError("gloo"))

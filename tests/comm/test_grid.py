@@ -1,12 +1,16 @@
-"""ProcessGrid on real ranks, on torch's fake process group for its size; threads stand in for ranks that agree."""
+"""ProcessGrid on real ranks and, for its size, on torch's fake process group; the consistency check in threads."""
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import inspect
+import os
 import time
 import tomllib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +21,14 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from megabatch.comm.grid import ProcessGrid, _axis_group, agree_on_grid, host_name
+from megabatch.comm.grid import Layout, ProcessGrid, _axis_group, check_grid_consistency, default_grid
+from megabatch.comm.hook import gradient_hook
 from megabatch.comm.p2p import uses_gloo
 from megabatch.comm.phases import WORLD
 from megabatch.comm.select import all_reduce
-from megabatch.comm.shape import GridShape
-from megabatch.errors import GridError, LaunchError, MegabatchError
+from megabatch.comm.shape import GridShape, parse_grid
+from megabatch.errors import CommunicationError, GridError, LaunchError, MegabatchError
+from megabatch.machine import host_name
 from tests.ranks import run_ranks
 
 
@@ -71,6 +77,68 @@ def _build_again_and_again(rank: int) -> list[float]:
 def test_a_closed_grid_can_be_built_again() -> None:
     for sums in run_ranks(4, _build_again_and_again):
         assert sums == [4.0 * (0 + 1 + 2 + 3 + 4 * build) for build in range(3)]
+
+
+def _held() -> tuple[int, int, int]:
+    """Process groups, threads (those of C++ too) and sockets of this process."""
+    gc.collect()
+    files = []
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            files.append(os.readlink(f"/proc/self/fd/{number}"))
+    sockets = sum(name.startswith("socket:") for name in files)
+    return len(dist.distributed_c10d._world.pg_map), len(os.listdir("/proc/self/task")), sockets
+
+
+def _make_and_close(rank: int, shape: str, algorithm: str) -> tuple[list[tuple[int, int, int]], list[str]]:
+    """What is held after each of 20 grids with a hook was closed, and what the closed ones say."""
+    held, refused = [], []
+    for _ in range(20):
+        with ProcessGrid.build(shape, timeout_seconds=20) as grid:
+            state, _hook = gradient_hook(grid, algorithm)
+            with state:
+                buffers = [torch.ones(numel) for numel in (100, 200_000, 3_000_000)]
+                for index, future in enumerate([state.reduce_buffer(buffer, 0) for buffer in buffers]):
+                    assert torch.equal(future.wait(), torch.ones_like(buffers[index]))
+            all_reduce(torch.ones(100), grid, "ring")  # makes a group of the whole world, and caches a reducer
+        state.close()
+        grid.close()
+        for use in (partial(state.reduce_buffer, torch.ones(1), 3), partial(all_reduce, torch.ones(1), grid)):
+            try:
+                use()
+            except CommunicationError as error:
+                refused.append(str(error))
+        held.append(_held())
+    told = torch.ones(1)
+    dist.all_reduce(told)  # the default group is not the grid's to destroy
+    assert told == dist.get_world_size()
+    return held, refused[:2]
+
+
+@pytest.mark.parametrize(("world_size", "shape", "algorithm"), [(2, "1x2", "torus"), (4, "2x2", "two_way_torus")])
+def test_closed_grids_and_hooks_hold_nothing(world_size: int, shape: str, algorithm: str) -> None:
+    for held, refused in run_ranks(world_size, _make_and_close, shape, algorithm):
+        for start, end in zip(held[1], held[-1], strict=True):  # the first round may load what stays loaded
+            assert end <= start, held
+        assert refused == [
+            "bucket 3 comes after the hook was closed; make another hook for it",
+            f"grid {shape} is closed; build another one",
+        ]
+
+
+def _close_after_torch(rank: int) -> None:
+    grid = ProcessGrid.build("1x2", timeout_seconds=20)
+    state, _ = gradient_hook(grid)
+    state.reduce_buffer(torch.ones(1), 0).wait()
+    dist.barrier()
+    dist.destroy_process_group()
+    state.close()
+    grid.close()
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)  # what `run_ranks` ends
+
+
+def test_closing_after_torch_ended_its_groups_does_no_harm() -> None:
+    run_ranks(2, _close_after_torch)
 
 
 def test_the_private_function_of_torch_that_is_replaced_is_there_in_the_versions_allowed() -> None:
@@ -165,15 +233,15 @@ def fake_world_of_4096() -> Any:
 @pytest.mark.usefixtures("fake_world_of_4096")
 def test_4096_ranks_cost_this_rank_two_groups_of_64() -> None:
     start = time.monotonic()
-    grid = ProcessGrid.build("64x64", agree=False)
+    grid = ProcessGrid.build("64x64", check_consistency=False)
     assert grid.coordinates == (63, 63)
     assert grid.axis_ranks(1) == tuple(range(4032, 4096))
     assert grid.axis_ranks(0) == tuple(range(63, 4096, 64))
     assert grid.group(0).size() == grid.group(1).size() == 64
     # No judgement of speed, only that nothing here takes a step per pair of ranks.
     assert time.monotonic() - start < 30
-    with pytest.raises(GridError, match="give a shape or leave agree on"):
-        ProcessGrid.build(agree=False)
+    with pytest.raises(GridError, match="give one or leave check_consistency on"):
+        ProcessGrid.build(check_consistency=False)
 
 
 def test_groups_that_cannot_connect_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,15 +257,13 @@ def test_groups_that_cannot_connect_are_named(monkeypatch: pytest.MonkeyPatch) -
     )
 
 
-Layout = tuple[tuple[str, ...], str, str]
-
-
 def _ask(hosts: str, shapes: Sequence[str], absent: int | None = None) -> list[Layout | MegabatchError]:
     store = HashStore()
 
     def rank_asks(rank: int) -> Layout | MegabatchError:
         try:
-            return agree_on_grid(store, rank, len(hosts), shapes[rank], hosts[rank], 1.0)
+            wanted = parse_grid(shapes[rank]) if shapes[rank] else None
+            return check_grid_consistency(store, rank, len(hosts), wanted, hosts[rank], 1.0)
         except MegabatchError as error:
             return error
 
@@ -207,18 +273,24 @@ def _ask(hosts: str, shapes: Sequence[str], absent: int | None = None) -> list[L
 
 def test_a_given_shape_is_kept_and_hosts_are_known() -> None:
     answers = _ask("aabb", ["4x1"] * 4)
-    assert answers == [(("a", "a", "b", "b"), "4x1", "as given")] * 4
+    assert answers == [Layout(GridShape((4, 1)), ("a", "a", "b", "b"), "as given")] * 4
 
 
 def test_without_a_shape_hosts_become_rows() -> None:
-    assert _ask("aaabbb", [""] * 6)[3] == (tuple("aaabbb"), "2x3", "one host per row")
+    assert _ask("aaabbb", [""] * 6)[3] == Layout(GridShape((2, 3)), tuple("aaabbb"), "one host per row")
 
 
-def test_without_a_shape_and_with_uneven_hosts_the_grid_is_near_square() -> None:
-    answer = _ask("aaaabb", [""] * 6)[5]
-    assert isinstance(answer, tuple)
-    assert answer[1] == "2x3"
-    assert answer[2].startswith("near square")
+def _default(rank: int, hosts: str) -> tuple[str, str]:
+    os.environ["MEGABATCH_HOST"] = hosts[rank]
+    with ProcessGrid.build(timeout_seconds=20) as grid:
+        return default_grid(20.0).text, grid.shape.text
+
+
+@pytest.mark.parametrize(
+    ("hosts", "text"), [("aabb", "2x2"), ("aaaabb", "3x2"), ("aaaaaa", "2x3"), ("abcd", "2x2"), ("aab", "1x3")]
+)
+def test_without_a_shape_all_ranks_and_users_take_the_same(hosts: str, text: str) -> None:
+    assert run_ranks(len(hosts), _default, hosts) == [(text, text)] * len(hosts)
 
 
 def test_different_shapes_end_everywhere_with_one_reason() -> None:

@@ -53,9 +53,9 @@ def _train(grid: ProcessGrid, options: dict[str, Any] | None, *, unused: bool) -
 
         reduce = state.reduce_buffer
 
-        def counting(buffer: torch.Tensor, index: int, *, last: bool = False) -> Any:
+        def counting(buffer: torch.Tensor, index: int, **options: Any) -> Any:
             buckets.append(buffer.numel())
-            return reduce(buffer, index, last=last)
+            return reduce(buffer, index, **options)
 
         state.reduce_buffer = counting  # type: ignore[method-assign]
         ddp.register_comm_hook(state, hook)

@@ -96,7 +96,7 @@ def test_the_cost_of_an_axis_is_that_of_its_worst_line() -> None:
     cost = measured.cost("column")
     # Line 0 alone is three times as fast as together with line 1, so three ranks' worth of traffic share a link.
     assert (cost.name, cost.size, cost.latency_seconds, cost.ranks_per_link) == ("column", 2, 2e-3, 3.0)
-    assert cost.link.rate(alone=False) == pytest.approx(10e6)
+    assert cost.rate(alone=False) == pytest.approx(10e6)
     assert cost.bytes_per_second == pytest.approx(30e6)
     assert cost.message_overhead_seconds == 2e-3  # never above the latency, which contains it
     assert AxisMeasurement(lines, (1e-3, 2e-3), (40e6, 10e6), 0, 0).cost("column").ranks_per_link == 1

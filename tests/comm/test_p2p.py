@@ -71,7 +71,7 @@ def test_tags_tell_calls_actions_and_messages_apart_and_fit_a_signed_int() -> No
     assert len(cached) == 512 * 2
     assert not cached & tags
     assert max(cached) < 2**31 - 1
-    # An action's number may be added to the tag of action 0, as lanes do.
+    # An action's number may be added to the tag of action 0, as channels do.
     assert message_tag(5, "m") + (7 << ACTION_SHIFT) == message_tag(5, "m", 7)
     assert message_tag(512 + 3, "m") == message_tag(3, "m")
 
@@ -95,6 +95,26 @@ def test_hanging_up_frees_a_waiting_peer_at_once() -> None:
     assert not timed_out
     assert own_seconds < 15  # the timeout is 20: nobody waited it out
     assert peer_seconds < 15
+
+
+def _hang_up_beside_a_peer_that_is_gone(rank: int) -> bool | None:
+    group = dist.new_group([0, 1, 2])
+    link = Link(group, (0, 1, 2), rank, timeout_seconds=20)
+    if rank == 2:
+        hang_up(group)
+    elif rank == 1:
+        with pytest.raises(PeerLostError):
+            link.wait(link.receive(torch.empty(4), 2, tag=1), 2)
+        hang_up(group)
+    else:
+        with pytest.raises(PeerLostError) as caught:
+            link.wait(link.receive(torch.empty(4), 1, tag=1), 1)
+        return caught.value.timed_out
+    return None
+
+
+def test_hanging_up_beside_a_peer_that_is_gone_frees_the_others() -> None:
+    assert run_ranks(3, _hang_up_beside_a_peer_that_is_gone)[0] is False
 
 
 def _wait_in_vain(rank: int) -> list[tuple[int | None, bool]]:

@@ -15,7 +15,7 @@ from megabatch.comm.phases import (
     WORLD,
     divisions,
     halving_core,
-    num_lanes,
+    num_channels,
     num_steps,
     phases,
     staggered,
@@ -73,14 +73,14 @@ def test_the_torus_takes_the_form_that_suits_the_message() -> None:
     assert phases("torus", grid, 10**9) == phases("torus", grid)
     assert not staggered(phases("torus", grid))
     assert not staggered(phases("two_way_torus", grid))
-    for num_bytes, lanes in ((10**6, 1), (10**7, 2), (10**8, 4)):
+    for num_bytes, channels in ((10**6, 1), (10**7, 2), (10**8, 4)):
         parts = phases("torus", grid, num_bytes, separate_links=True)
-        assert num_lanes(parts) == lanes
-        assert staggered(parts) == (lanes > 1)
+        assert num_channels(parts) == channels
+        assert staggered(parts) == (channels > 1)
         assert num_steps(parts) == num_steps(phases("torus", grid))
         assert sum(phase.sent_share() for phase in parts) == sum(phase.sent_share() for phase in phases("torus", grid))
     # One axis has nothing to overlap with, and every other algorithm is what it is.
-    assert num_lanes(phases("torus", (1, 8), 10**8, separate_links=True)) == 1
+    assert num_channels(phases("torus", (1, 8), 10**8, separate_links=True)) == 1
     for algorithm in set(ALGORITHMS) - {"torus"}:
         assert phases(algorithm, grid, 10**8, separate_links=True) == phases(algorithm, grid)
 
@@ -123,19 +123,19 @@ def test_hierarchical_sends_the_whole_message_through_leaders() -> None:
 
 def test_two_way_torus_keeps_both_axes_busy_with_half_each() -> None:
     both = phases("two_way_torus", (2, 4))
-    assert num_lanes(both) == 2
-    assert [(phase.axis, phase.share) for phase in both if phase.lane == 0] == [
+    assert num_channels(both) == 2
+    assert [(phase.axis, phase.share) for phase in both if phase.channel == 0] == [
         (1, Fraction(1, 2)),
         (0, Fraction(1, 8)),
         (1, Fraction(1, 2)),
     ]
-    assert [(phase.axis, phase.share) for phase in both if phase.lane == 1] == [
+    assert [(phase.axis, phase.share) for phase in both if phase.channel == 1] == [
         (0, Fraction(1, 2)),
         (1, Fraction(1, 4)),
         (0, Fraction(1, 2)),
     ]
-    assert num_lanes(phases("two_way_torus", (2, 3, 4))) == 3
-    assert num_lanes(phases("two_way_torus", (1, 4))) == 1
+    assert num_channels(phases("two_way_torus", (2, 3, 4))) == 3
+    assert num_channels(phases("two_way_torus", (1, 4))) == 1
 
 
 def test_torus_over_many_axes_nests() -> None:
@@ -187,7 +187,7 @@ def test_transfers_are_the_steps_and_shares_of_every_rank(algorithm: str, sizes:
 @pytest.mark.parametrize("sizes", [(1, 5), (2, 2), (2, 3), (3, 4), (2, 3, 4)])
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "two_way_torus"])
 def test_transfers_bring_every_contribution_to_every_rank(algorithm: str, sizes: tuple[int, ...]) -> None:
-    """If every message carried all that its sender has; lanes of the two-way torus do so only together."""
+    """If every message carried all that its sender has; channels of the two-way torus do so only together."""
     grid = GridShape(sizes)
     held = [{rank} for rank in range(grid.world_size)]
     for phase in phases(algorithm, grid):
@@ -210,16 +210,16 @@ def test_a_chain_moves_its_segments_one_hop_behind_each_other() -> None:
 @pytest.mark.parametrize("half_precision", [False, True])
 @pytest.mark.parametrize("sizes", [(2, 2), (2, 3), (1, 5), (64, 64), (2, 3, 4)])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_divisors_of_every_lane_multiply_to_the_number_of_ranks(
+def test_divisors_of_every_channel_multiply_to_the_number_of_ranks(
     algorithm: str, sizes: tuple[int, ...], half_precision: bool
 ) -> None:
     phase_list = phases(algorithm, sizes)
     divided = divisions(phase_list, half_precision=half_precision)
-    for lane in range(num_lanes(phase_list)):
+    for channel in range(num_channels(phase_list)):
         factors = [
             division.before * division.after
             for phase, division in zip(phase_list, divided, strict=True)
-            if phase.lane == lane
+            if phase.channel == channel
         ]
         assert math.prod(factors) == math.prod(sizes)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megabatch.comm.phases import ALGORITHMS, WORLD, Phase, num_lanes, phases
+from megabatch.comm.phases import ALGORITHMS, WORLD, Phase, num_channels, phases
 from megabatch.comm.price import LinkCost, all_reduce_seconds, phase_seconds
 from megabatch.comm.shape import GridShape, parse_grid
 from megabatch.errors import ConfigError
@@ -62,19 +62,19 @@ def test_a_shared_link_is_divided_among_those_who_use_it_together() -> None:
     assert ring / torus == pytest.approx(1.25, rel=1e-6)
 
 
-def test_two_lanes_run_at_once_until_an_axis_is_full() -> None:
+def test_two_channels_run_at_once_until_an_axis_is_full() -> None:
     link = LinkCost(0, 1e6)
-    one_lane = 2 * 3 * S / 2 / 4 / 1e6 + 2 * 3 * S / 2 / 16 / 1e6
-    assert _price("two_way_torus", "4x4", link, link) == pytest.approx(one_lane, rel=1e-12)
-    # Both axes behind one card: it carries the bytes of both lanes, as much as the plain torus sends.
+    one_channel = 2 * 3 * S / 2 / 4 / 1e6 + 2 * 3 * S / 2 / 16 / 1e6
+    assert _price("two_way_torus", "4x4", link, link) == pytest.approx(one_channel, rel=1e-12)
+    # Both axes behind one card: it carries the bytes of both channels, as much as the plain torus sends.
     grid = parse_grid("4x4")
     shared = all_reduce_seconds(phases("two_way_torus", grid), grid, (link, link), S, NO_SEGMENTS, one_link=True)
     assert shared == pytest.approx(2 * 15 / 16 * S / 1e6, rel=1e-12)
     assert shared == pytest.approx(_price("torus", "4x4", link, link), rel=1e-12)
-    # Unequal axes: both lanes load the slow axis, with 3/4 + 3/16 of the message together, and it never rests.
+    # Unequal axes: both channels load the slow axis, with 3/4 + 3/16 of the message together, and it never rests.
     fast = LinkCost(0, 1e9)
-    lanes = [2 * 3 * S / 2 / 16 / 1e6, 2 * 3 * S / 2 / 4 / 1e6]
-    assert _price("two_way_torus", "4x4", link, fast) == pytest.approx(sum(lanes), rel=0.01)
+    channels = [2 * 3 * S / 2 / 16 / 1e6, 2 * 3 * S / 2 / 4 / 1e6]
+    assert _price("two_way_torus", "4x4", link, fast) == pytest.approx(sum(channels), rel=0.01)
 
 
 def _play_ring(hops: list[tuple[float, float, float]], num_steps: int, chunk: float, count: int) -> float:
@@ -139,16 +139,16 @@ def test_overhead_counts_for_messages_sent_at_once() -> None:
     assert phase_seconds(phase, GridShape((1, 4)), (link, link), 0) == pytest.approx(2 * (1e-3 + 2 * 1e-4))
 
 
-def test_staggered_lanes_are_a_pipeline_whose_slow_axis_never_rests() -> None:
+def test_staggered_channels_are_a_pipeline_whose_slow_axis_never_rests() -> None:
     shared = LinkCost(0, 25e6, ranks_per_link=4)
     fast = LinkCost(0, 1e9)
     grid = parse_grid("4x4")
     large = 40 * 2**20
-    lanes = phases("torus", grid, large, separate_links=True)
-    assert num_lanes(lanes) == 4
+    channels = phases("torus", grid, large, separate_links=True)
+    assert num_channels(channels) == 4
     rows, columns = 2 * 3 / 4 * large / 1e9, 2 * 3 / 16 * large / (25e6 / 4)
     assert all_reduce_seconds(phases("torus", grid), grid, (shared, fast), large) == pytest.approx(rows + columns)
-    assert all_reduce_seconds(lanes, grid, (shared, fast), large) == pytest.approx(rows / 4 + columns)
+    assert all_reduce_seconds(channels, grid, (shared, fast), large) == pytest.approx(rows / 4 + columns)
 
 
 def test_bad_costs() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +18,9 @@ import torch
 from megabatch.comm import primitives
 from megabatch.comm.allreduce import AllReducer
 from megabatch.comm.grid import ProcessGrid
-from megabatch.comm.p2p import ACTION_SHIFT, Link, Scratch
-from megabatch.comm.phases import ALGORITHMS, Phase, num_lanes, num_steps, phases
-from megabatch.comm.primitives import own_chunk, split
+from megabatch.comm.p2p import ACTION_SHIFT, Link, Scratch, own_chunk
+from megabatch.comm.phases import ALGORITHMS, Phase, num_channels, num_steps, phases
+from megabatch.comm.primitives import split
 from megabatch.comm.shape import GridShape, parse_grid
 from tests.ranks import run_ranks
 
@@ -81,34 +82,34 @@ def test_counted_steps_and_bytes_are_those_of_the_phases(shape: str) -> None:
             assert sent == wanted, (algorithm, segment_bytes)
         whole = [counted[algorithm, 2**30] for counted in by_rank]
         for rank, log in enumerate(whole):
-            assert _sends_by_lane(log, phase_list) == _planned_sends(phase_list, grid, rank), (algorithm, rank)
-        assert _longest_chain(whole, num_lanes(phase_list)) == num_steps(phase_list), algorithm
+            assert _sends_by_channel(log, phase_list) == _planned_sends(phase_list, grid, rank), (algorithm, rank)
+        assert _longest_chain(whole, num_channels(phase_list)) == num_steps(phase_list), algorithm
 
 
 def _planned_sends(phase_list: Sequence[Phase], grid: GridShape, rank: int) -> list[list[list[tuple[int, int]]]]:
-    """For each lane and each round in which `rank` sends: the (target, bytes) of `Phase.transfers`."""
-    lanes: list[list[list[tuple[int, int]]]] = [[] for _ in range(num_lanes(phase_list))]
+    """For each channel and each round in which `rank` sends: the (target, bytes) of `Phase.transfers`."""
+    channels: list[list[list[tuple[int, int]]]] = [[] for _ in range(num_channels(phase_list))]
     for phase in phase_list:
         for one in phase.transfers(grid):
             sends = sorted((b, round(one.share * NUMEL * 4)) for a, b in one.pairs if a == rank)
-            lanes[phase.lane] += [sends] * (one.count if sends else 0)
-    return lanes
+            channels[phase.channel] += [sends] * (one.count if sends else 0)
+    return channels
 
 
-def _sends_by_lane(log: list[Event], phase_list: Sequence[Phase]) -> list[list[list[tuple[int, int]]]]:
+def _sends_by_channel(log: list[Event], phase_list: Sequence[Phase]) -> list[list[list[tuple[int, int]]]]:
     """The same from what a rank really sent: a round is what it sends without waiting in between."""
-    lanes = num_lanes(phase_list)
-    actions = [phase.lane for phase in phase_list for _ in range(_num_primitives(phase))]
-    found: list[list[list[tuple[int, int]]]] = [[] for _ in range(lanes)]
+    channels = num_channels(phase_list)
+    actions = [phase.channel for phase in phase_list for _ in range(_num_primitives(phase))]
+    found: list[list[list[tuple[int, int]]]] = [[] for _ in range(channels)]
     last: dict[int, tuple[str, int]] = {}
     for kind, other, tag, num_bytes in log:
         action = tag >> ACTION_SHIFT & 63
-        lane = actions[action]
+        channel = actions[action]
         if kind == "send":
-            if last.get(lane) != ("send", action):
-                found[lane].append([])
-            found[lane][-1] = sorted([*found[lane][-1], (other, num_bytes)])
-        last[lane] = (kind, action)
+            if last.get(channel) != ("send", action):
+                found[channel].append([])
+            found[channel][-1] = sorted([*found[channel][-1], (other, num_bytes)])
+        last[channel] = (kind, action)
     return found
 
 
@@ -125,8 +126,8 @@ def _sent_share(algorithm: str, grid: GridShape, rank: int) -> Fraction:
     return total
 
 
-def _longest_chain(logs: list[list[Event]], lanes: int) -> int:
-    """Replay the logs of all ranks; a send is one longer than all its rank has waited for in the same lane."""
+def _longest_chain(logs: list[list[Event]], channels: int) -> int:
+    """Replay the logs of all ranks; a send is one longer than all its rank has waited for in the same channel."""
     actions = 1 + max((tag >> ACTION_SHIFT & 63 for log in logs for _, _, tag, _ in log), default=0)
     clocks: dict[tuple[int, int], int] = defaultdict(int)
     under_way: dict[tuple[int, int, int], deque[int]] = defaultdict(deque)
@@ -134,16 +135,16 @@ def _longest_chain(logs: list[list[Event]], lanes: int) -> int:
     while any(left):
         progress = False
         for rank, log in enumerate(left):
-            # Lanes run in threads of their own, so the order between their entries means nothing.
-            for lane in range(lanes):
-                mine = [event for event in log if (event[2] >> ACTION_SHIFT & 63) * lanes // actions == lane]
+            # Channels run in threads of their own, so the order between their entries means nothing.
+            for channel in range(channels):
+                mine = [event for event in log if (event[2] >> ACTION_SHIFT & 63) * channels // actions == channel]
                 if not mine:
                     continue
                 kind, other, tag, _ = mine[0]
                 if kind == "send":
-                    under_way[rank, other, tag].append(clocks[rank, lane] + 1)
+                    under_way[rank, other, tag].append(clocks[rank, channel] + 1)
                 elif under_way[other, rank, tag]:
-                    clocks[rank, lane] = max(clocks[rank, lane], under_way[other, rank, tag].popleft())
+                    clocks[rank, channel] = max(clocks[rank, channel], under_way[other, rank, tag].popleft())
                 else:
                     continue
                 log.remove(mine[0])
@@ -186,7 +187,8 @@ def test_chunks_cover_everything_and_differ_by_one() -> None:
             assert torch.equal(torch.cat(chunks), tensor)
             lengths = [chunk.numel() for chunk in chunks]
             assert max(lengths) - min(lengths) <= 1
-            assert all(torch.equal(own_chunk(tensor, pieces, index), chunk) for index, chunk in enumerate(chunks))
+            links: list[Any] = [SimpleNamespace(size=pieces, position=index) for index in range(pieces)]
+            assert all(torch.equal(own_chunk(tensor, link), one) for link, one in zip(links, chunks, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -18,6 +18,7 @@ from megabatch.comm.allreduce import AllReducer
 from megabatch.comm.calibration import (
     AxisCost,
     Calibration,
+    Choice,
     MeasuredPoint,
     Prediction,
     predictions,
@@ -25,7 +26,7 @@ from megabatch.comm.calibration import (
 )
 from megabatch.comm.grid import ProcessGrid
 from megabatch.comm.hook import gradient_hook
-from megabatch.comm.select import AutoReducer, Choice, all_reduce, race_choices, size_text
+from megabatch.comm.select import AutoReducer, all_reduce, race_choices, size_text
 from megabatch.comm.shape import GridShape
 from megabatch.errors import ConfigError
 from tests.ranks import run_ranks
@@ -37,7 +38,7 @@ CALIBRATION = Calibration(
     "2x2",
     2,
     "gloo",
-    (AxisCost("column", 2, **LINK), AxisCost("row", 2, **LINK)),
+    (AxisCost(**LINK, name="column", size=2), AxisCost(**LINK, name="row", size=2)),
     (MeasuredPoint("backend", 4096, 6e-3), MeasuredPoint("backend", 2**20, 20e-3)),
 )
 
@@ -57,6 +58,9 @@ def _decide(
 
         def run(self, tensor: torch.Tensor) -> int:
             return tensor.numel() * 4
+
+        def close(self) -> None:
+            pass
 
     def fake_race(grid: object, runs: Mapping[str, Callable[[], int]], rounds: int) -> dict[str, list[float]]:
         sizes = {name: run() for name, run in runs.items()}
@@ -156,7 +160,7 @@ def test_fewer_take_part_where_time_is_short() -> None:
 
 def test_reasons_name_latency_or_bytes() -> None:
     """A network card per rank, 2 ms apart: short messages save hops, long ones bytes on the column."""
-    axes = (AxisCost("column", 4, 2.2e-3, 12e6, 3e-5), AxisCost("row", 4, 5e-5, 1.5e9, 2e-5))
+    axes = (AxisCost(2.2e-3, 12e6, 3e-5, name="column", size=4), AxisCost(5e-5, 1.5e9, 2e-5, name="row", size=4))
     calibration = Calibration("4x4", 4, "gloo", axes)
     shape = GridShape((4, 4))
     assert select._cause(calibration, "direct", shape, 100_000) == "4 dependent messages, a flat ring has 30"
@@ -209,7 +213,9 @@ def _reduce(rank: int, folder: str) -> dict[str, Any]:
         patch.setattr(select, "calibrate", None)
         told["shared"] = select.shared_calibration(grid, path) == CALIBRATION
     told["errors"] = []
-    wrong_grid = Calibration("1x4", 1, "gloo", (AxisCost("a", 1, 0, 1), AxisCost("b", 4, 1, 1, ranks_per_link=4)))
+    wrong_grid = Calibration(
+        "1x4", 1, "gloo", (AxisCost(0, 1, name="a", size=1), AxisCost(1, 1, ranks_per_link=4, name="b", size=4))
+    )
     for bad in (Path(folder) / "missing.json", wrong_grid):
         try:
             select.shared_calibration(grid, bad)

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from megabatch.comm.shape import GridShape, fitting_shapes, near_square, parse_grid, ranks_text, rows_by_host
+from megabatch.comm.shape import GridShape, default_shape, fitting_shapes, near_square, parse_grid, ranks_text
 from megabatch.errors import GridError
 
 
@@ -19,7 +19,6 @@ def test_layout_is_row_major_along_every_axis(sizes: tuple[int, ...]) -> None:
     for rank in range(shape.world_size):
         position = shape.coordinates(rank)
         assert layout[position] == rank
-        assert shape.rank(position) == rank
         for axis in range(len(sizes)):
             line = layout[tuple(slice(None) if other == axis else position[other] for other in range(len(sizes)))]
             assert shape.axis_ranks(rank, axis) == tuple(line)
@@ -56,13 +55,10 @@ def test_a_grid_that_does_not_fit_names_those_that_do() -> None:
     parse_grid("2x4").check_fits(8)
 
 
-def test_positions_and_ranks_outside_are_refused() -> None:
-    shape = parse_grid("2x4")
-    with pytest.raises(GridError, match="rank 8 is outside grid 2x4; ranks are 0 to 7"):
-        shape.coordinates(8)
-    for position in [(2, 0), (0, -1), (0,), (0, 0, 0)]:
-        with pytest.raises(GridError, match="outside grid 2x4"):
-            shape.rank(position)
+@pytest.mark.parametrize("rank", [8, -1])
+def test_ranks_outside_are_refused(rank: int) -> None:
+    with pytest.raises(GridError, match=f"rank {rank} is outside grid 2x4; ranks are 0 to 7"):
+        parse_grid("2x4").coordinates(rank)
 
 
 @pytest.mark.parametrize(
@@ -75,20 +71,28 @@ def test_near_square_has_the_fewest_steps(world_size: int, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hosts", "text"),
+    ("hosts", "text", "reason"),
     [
-        ("aabb", "2x2"),
-        ("aaabbbccc", "3x3"),
-        ("aaaa", None),  # one host: nothing is slow
-        ("abcd", None),  # one rank each
-        ("aab", None),  # uneven
-        ("abab", None),  # not consecutive
-        ("aabbaa", None),  # a host in two pieces
+        ("aabb", "2x2", "one host per row"),
+        ("aaaabbbb", "2x4", "one host per row"),
+        ("aaabbbccc", "3x3", "one host per row"),
+        ("aaaabb", "3x2", "rows within hosts"),  # uneven: rows of 2
+        ("aaaaaabbbbbbbbb", "5x3", "rows within hosts"),
+        ("aabbaa", "3x2", "rows within hosts"),  # a host in two pieces
+        ("a", "1x1", "near square"),
+        ("aaaa", "2x2", "near square"),  # one host: nothing is slow
+        ("aaaaaaa", "1x7", "near square"),
+        ("abcd", "2x2", "near square"),  # one rank each
+        ("aab", "1x3", "near square"),  # no common length over 1
+        ("abab", "2x2", "near square"),  # not consecutive
     ],
 )
-def test_rows_are_hosts_where_hosts_are_uniform(hosts: str, text: str | None) -> None:
-    shape = rows_by_host(list(hosts))
-    assert (shape.text if shape else None) == text
+def test_rows_stay_within_hosts_where_they_can(hosts: str, text: str, reason: str) -> None:
+    shape, why = default_shape(list(hosts))
+    assert shape.text == text
+    assert why.startswith(reason)
+    rows = [set(hosts[line[0] : line[-1] + 1]) for line in shape.lines(1)]
+    assert reason == "near square" or all(len(row) == 1 for row in rows)
 
 
 def test_planning_needs_no_torch() -> None:

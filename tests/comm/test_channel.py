@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from megabatch.comm.allreduce import AllReducer
+from megabatch.comm.channel import Workers
 from megabatch.comm.grid import ProcessGrid
-from megabatch.comm.lane import Workers
 from megabatch.comm.primitives import PRIMITIVES, Primitive
 from megabatch.errors import CommunicationError
 from tests.ranks import RankFailureError, run_ranks
@@ -48,7 +48,7 @@ def _die_in(phase: str, patch: pytest.MonkeyPatch) -> None:
 
 def _reduce_until_it_breaks(rank: int, phase: str, numel: int) -> None:
     if numel == LONG:
-        os.environ["MEGABATCH_HOST"] = f"host{rank // 2}"  # rows inside hosts: a long message goes in several lanes
+        os.environ["MEGABATCH_HOST"] = f"host{rank // 2}"  # rows inside hosts: a long message goes in several channels
     grid = ProcessGrid.build("2x2", timeout_seconds=60)
     with pytest.MonkeyPatch.context() as patch:
         AllReducer(grid).run(torch.ones(1000), task="warm-up")
@@ -82,7 +82,7 @@ def test_a_rank_that_dies_in_a_phase_is_named_by_every_other(phase: str, numel: 
         assert f"not heard from: rank {VICTIM};" in report
         assert re.search(r": the connection to rank \d broke; not heard", report)
     if numel == LONG:
-        return  # of several lanes, one may hear first that another rank has hung up
+        return  # of several channels, one may hear first that another rank has hung up
     neighbour = reports["1" if phase.startswith("column") else "2"]
     assert neighbour.startswith(f"first, {phase}: the connection to rank {VICTIM} broke")
 
@@ -162,7 +162,7 @@ def test_two_workers_take_the_two_oldest_jobs() -> None:
 def test_the_end_of_the_program_waits_for_a_job_but_not_for_ever() -> None:
     code = """
 import time
-from megabatch.comm.lane import Workers
+from megabatch.comm.channel import Workers
 Workers("short", 1).submit(lambda: (time.sleep(0.5), print("done", flush=True)))
 Workers("stuck", 2).submit(lambda: time.sleep(600))
 """

@@ -1,6 +1,6 @@
-"""Runs the phases of one lane on one part of a message: posts every receive first, then phase after phase.
+"""Runs the phases of one channel on one part of a message: posts every receive first, then phase after phase.
 
-`Workers` are the threads in which several lanes, or several buckets, do so at the same time.
+`Workers` are the threads in which several channels, or several buckets, do so at the same time.
 
 A reduce-scatter leaves this rank with its own chunk, on which the next phase works; the matching all-gather
 widens again. So the parts of a torus nest like brackets, and one stack tells what every phase works on.
@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -20,67 +20,67 @@ from typing import Any, TypeVar
 import torch
 
 from megabatch.comm.grid import ProcessGrid
-from megabatch.comm.p2p import ACTION_SHIFT, LIBRARY, MAX_ACTIONS, Link, PeerLostError, Scratch
+from megabatch.comm.p2p import ACTION_SHIFT, LIBRARY, MAX_ACTIONS, Link, PeerLostError, Scratch, own_chunk
 from megabatch.comm.phases import Division, Phase
-from megabatch.comm.primitives import PRIMITIVES, own_chunk
-
-__all__ = ["Lane", "Passage", "Turn", "Workers"]
+from megabatch.comm.primitives import PRIMITIVES
 
 T = TypeVar("T")
+_Jobs = queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
 
 EXIT_SECONDS = 2.0
-"""How long the end of the program waits for all threads of one `Workers` together."""
+"""How long the end of the program waits for the threads of one `Workers`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Action:
-    """One primitive of the lane. An all-reduce by ring is two: a reduce-scatter and an all-gather."""
+    """One primitive of the channel. An all-reduce by ring is two: a reduce-scatter and an all-gather."""
 
     name: str
     operation: str
     primitive: Any
     link: Link
     tag_offset: int
-    before: float
-    after: float
+    division: Division
 
 
-class Lane:
+class Channel:
     """The primitives that this rank runs, in order, with their links and buffers. Used by one thread at a time.
 
-    first_action: number of the lane's first primitive within the algorithm; equal on all ranks, as all tags must be.
+    divided_phases: the phases, each with what is divided around it. first_action: number of the channel's first
+    primitive within the algorithm; equal on all ranks, as all tags must be.
     """
 
     def __init__(
         self,
         grid: ProcessGrid,
-        phase_list: Sequence[Phase],
-        division_list: Sequence[Division],
-        *,
-        first_action: int,
+        divided_phases: Iterable[tuple[Phase, Division]],
         segment_bytes: int,
+        *,
         own_primitives: bool,
+        first_action: int = 0,
     ) -> None:
         self.scratch = Scratch()
         self.segment_bytes = segment_bytes
         self._links: dict[int, Link] = {}
         self.actions: list[_Action] = []
         number = first_action
-        for phase, division in zip(phase_list, division_list, strict=True):
+        for phase, division in divided_phases:
             own = own_primitives and phase.pattern != "backend"
             operations = _operations(phase, own=own)
-            if not phase.leaders or _is_leader(grid, phase.axis):
+            is_leader = not any(grid.coordinates[phase.axis + 1 :])
+            if is_leader or not phase.leaders:
+                if phase.axis not in self._links:
+                    self._links[phase.axis] = grid.link(phase.axis)
                 for index, operation in enumerate(operations):
                     self.actions.append(
                         _Action(
                             name=phase.name(grid.shape.names),
                             operation=operation,
                             primitive=PRIMITIVES[operation, phase.pattern] if own else LIBRARY[operation],
-                            link=self._link(grid, phase.axis),
+                            link=self._links[phase.axis],
                             tag_offset=(number + index) << ACTION_SHIFT,
-                            before=division.before if index == 0 else 1,
                             # An all-reduce in two halves divides between them, where each rank owns one chunk.
-                            after=division.after if index == 0 else 1,
+                            division=division if index == 0 else Division(),
                         )
                     )
             number += len(operations)
@@ -90,7 +90,7 @@ class Lane:
     @property
     def first_divisor(self) -> float:
         """What the division before the first phase divides by."""
-        return self.actions[0].before if self.actions else 1
+        return self.actions[0].division.before if self.actions else 1
 
     def run(self, message: torch.Tensor, tag: int, *, divide_first: bool = True, turn: Turn | None = None) -> None:
         """Post and run once: `Passage.run` says what it raises."""
@@ -107,15 +107,10 @@ class Lane:
             error.phase = self.actions[-1].name
             raise
 
-    def _link(self, grid: ProcessGrid, axis: int) -> Link:
-        if axis not in self._links:
-            self._links[axis] = grid.link(axis)
-        return self._links[axis]
-
 
 class Turn:
-    """Lets lanes cross their first axis one after another: side by side they would share it, all reach the second
-    axis late and together, and overlap nothing. A lane waits for older ones alone, so never in a circle."""
+    """Lets channels cross their first axis one after another: side by side they would share it, all reach the second
+    axis late and together, and overlap nothing. A channel waits for older ones alone, so never in a circle."""
 
     __slots__ = ("before", "over")
 
@@ -125,24 +120,24 @@ class Turn:
 
 
 class Passage:
-    """The way of one message through a lane; may be gone again and again with new content. One at a time per lane.
+    """The way of one message through a channel, used again and again with new content. One at a time per channel.
 
     Posting can be done long before running: nothing arrives in `message` before this rank has sent from it.
     """
 
-    def __init__(self, lane: Lane, message: torch.Tensor, tag: int) -> None:
-        lane.scratch.reset(message.dtype)
-        self._lane = lane
+    def __init__(self, channel: Channel, message: torch.Tensor, tag: int) -> None:
+        channel.scratch.reset(message.dtype)
+        self._channel = channel
         self._steps: list[tuple[_Action, Generator[None, None, None], torch.Tensor, torch.Tensor]] = []
         part = message
         outer: list[torch.Tensor] = []
-        for action in lane.actions:
+        for action in channel.actions:
             if action.operation == "all_gather":
                 part = outer.pop()
-            run = action.primitive(action.link, part, tag + action.tag_offset, lane.scratch, lane.segment_bytes)
+            run = action.primitive(action.link, part, tag + action.tag_offset, channel.scratch, channel.segment_bytes)
             result = part
             if action.operation == "reduce_scatter":
-                result = own_chunk(part, action.link.size, action.link.position)
+                result = own_chunk(part, action.link)
                 outer.append(part)
             self._steps.append((action, run, part, result))
             part = result
@@ -159,7 +154,7 @@ class Passage:
     def run(self, *, divide_first: bool = True, turn: Turn | None = None) -> None:
         """Reduce the message in place.
 
-        divide_first: whether the division before the first phase is still to be done. turn: where this lane stands
+        divide_first: whether the division before the first phase is still to be done. turn: where this channel stands
         among those that begin on the same axis.
 
         Raises:
@@ -169,14 +164,14 @@ class Passage:
             turn.before.wait()
         try:
             for index, (action, run, part, result) in enumerate(self._steps):
-                if action.before != 1 and (index > 0 or divide_first):
-                    part.div_(action.before)
+                if action.division.before != 1 and (index > 0 or divide_first):
+                    part.div_(action.division.before)
                 _advance(run, action)
-                if action.after != 1:
-                    result.div_(action.after)
+                if action.division.after != 1:
+                    result.div_(action.division.after)
                 if turn is not None:
                     turn.over.set()
-            self._lane.flush()
+            self._channel.flush()
         finally:
             if turn is not None:
                 turn.over.set()
@@ -191,13 +186,14 @@ class Workers:
     """
 
     def __init__(self, name: str, count: int) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._jobs: _Jobs = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._run, name=f"{name}-{index}", daemon=True) for index in range(count)
         ]
         for thread in self._threads:
             thread.start()
-        weakref.finalize(self, _end, self._jobs, self._threads)
+        self.count = count
+        weakref.finalize(self, _end, self._jobs, self._threads, EXIT_SECONDS)
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
         """Queue a job; the future carries what it returns or raises."""
@@ -206,11 +202,8 @@ class Workers:
         return future
 
     def stop(self, timeout_seconds: float) -> None:
-        """Finish what is queued and end the threads, waiting at most `timeout_seconds` for each."""
-        for _ in self._threads:
-            self._jobs.put(None)
-        for thread in self._threads:
-            thread.join(timeout_seconds)
+        """Finish what is queued and end the threads, waiting at most `timeout_seconds`."""
+        _end(self._jobs, self._threads, timeout_seconds)
 
     def _run(self) -> None:
         while (work := self._jobs.get()) is not None:
@@ -237,17 +230,10 @@ def _operations(phase: Phase, *, own: bool) -> tuple[str, ...]:
     return (phase.operation,)
 
 
-def _is_leader(grid: ProcessGrid, axis: int) -> bool:
-    """Whether this rank is at position 0 of every axis faster than `axis`."""
-    return not any(grid.coordinates[axis + 1 :])
-
-
-def _end(
-    jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None], threads: list[threading.Thread]
-) -> None:
+def _end(jobs: _Jobs, threads: list[threading.Thread], timeout_seconds: float) -> None:
     for _ in threads:
         jobs.put(None)
-    until = time.monotonic() + EXIT_SECONDS
+    until = time.monotonic() + timeout_seconds
     for thread in threads:
         if thread is not threading.current_thread():
             thread.join(max(0.0, until - time.monotonic()))
