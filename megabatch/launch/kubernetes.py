@@ -3,18 +3,22 @@ Kubeflow Trainer (`trainer.kubeflow.org/v1alpha1`).
 
 A JSON document is a YAML document, so it is written as JSON: no quoting rules to get wrong, and `kubectl apply -f`
 takes it. Pods that are evicted are started again and go on with --resume; the run folder must be on a shared volume.
+
+An elastic run needs no operator: a Service and a Deployment for the lighthouse, and a Job with a pod for each node. The
+token is a Secret, written into a file of its own, so that the manifest can be shown to others.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import secrets
+from pathlib import Path
 from typing import Any
 
-from megabatch.errors import ConfigError, nearest
-from megabatch.launch.request import LaunchRequest, torchrun_words, train_words
-
-__all__ = ["container_file", "kubernetes_manifest"]
+from megabatch.errors import ConfigError, WriteError, nearest
+from megabatch.launch.script import LaunchRequest
 
 KINDS = {
     "pytorchjob": ("kubeflow.org/v1", "PyTorchJob"),
@@ -28,20 +32,95 @@ def kubernetes_manifest(
     """The manifest; `claim` is the PersistentVolumeClaim that holds run folders and images, mounted at `mount`."""
     if kind not in KINDS:
         raise ConfigError(f"--kind '{kind}'; give {' or '.join(KINDS)}{nearest(kind, KINDS)}")
-    for what, value in (("--name", request.name), ("--claim", claim)):
-        if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", value):
-            raise ConfigError(f"{what} '{value}' is no Kubernetes name; use small letters, digits and '-'")
-    if not request.output.startswith(mount.rstrip("/") + "/"):
-        raise ConfigError(f"--output '{request.output}' is not on the shared volume; give a folder under '{mount}'")
+    _check_names(request, claim, mount)
     metadata = {"name": request.name} | ({"namespace": namespace} if namespace else {})
     spec = _trainjob(request, image, claim, mount) if kind == "trainjob" else _pytorchjob(request, image, claim, mount)
     api, name = KINDS[kind]
     return json.dumps({"apiVersion": api, "kind": name, "metadata": metadata, "spec": spec}, indent=2) + "\n"
 
 
+def elastic_manifest(request: LaunchRequest, image: str, claim: str, mount: str = "/runs", namespace: str = "") -> str:
+    """Lighthouse and workers of an elastic run. Exit code 2 is a mistake of the user: it ends the job."""
+    _check_names(request, claim, mount)
+    name, port = f"{request.name}-lighthouse", 29510
+    label, space = {"app": name}, {"namespace": namespace} if namespace else {}
+    # Kubernetes itself puts the pod's address in place of $(POD_IP).
+    address = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    serve = ["lighthouse", "--bind", f"$(POD_IP):{port}", "--min-workers", str(request.min_workers)]
+    module = [request.python, "-m", "megabatch"]
+    lighthouse = {"name": "lighthouse", "image": image, "command": [*module, *serve], "env": [address]}
+    worker = {
+        "name": "worker",
+        "image": image,
+        "command": [*module, *request.elastic_words(), f"{name}:{port}"],
+        "env": [{"name": "MEGABATCH_TOKEN_FILE", "value": "/token/token"}],
+        "resources": _resources(request),
+        "volumeMounts": [*_mounts(mount), {"name": "token", "mountPath": "/token", "readOnly": True}],
+    }
+    token = {"name": "token", "secret": {"secretName": f"{request.name}-token"}}
+    pod = {
+        "restartPolicy": "Never",  # the job makes a new pod
+        "terminationGracePeriodSeconds": request.grace_seconds + 30,
+        "containers": [worker],
+        "volumes": [*_volumes(claim), token],
+    }
+    job = {
+        "parallelism": request.nodes,
+        "completions": request.nodes,
+        "backoffLimit": 100,
+        "podFailurePolicy": {
+            "rules": [
+                {"action": "FailJob", "onExitCodes": {"containerName": "worker", "operator": "In", "values": [2]}},
+                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+            ]
+        },
+        "template": {"spec": pod},
+    }
+    deployment = {
+        "replicas": 1,
+        "selector": {"matchLabels": label},
+        "template": {"metadata": {"labels": label}, "spec": {"containers": [lighthouse]}},
+    }
+    service = {"selector": label, "ports": [{"port": port, "targetPort": port}]}
+    items = [
+        {"apiVersion": api, "kind": kind, "metadata": {"name": own, **space}, "spec": spec}
+        for api, kind, own, spec in (
+            ("v1", "Service", name, service),
+            ("apps/v1", "Deployment", name, deployment),
+            ("batch/v1", "Job", request.name, job),
+        )
+    ]
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": items}, indent=2) + "\n"
+
+
+def write_secret(request: LaunchRequest, file: Path, namespace: str = "") -> None:
+    """Write a Secret with a new token into a file that only its owner can read; one that is there stays."""
+    metadata = {"name": f"{request.name}-token"} | ({"namespace": namespace} if namespace else {})
+    data = {"token": secrets.token_hex(32)}
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": data}
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        print(f"was there      {file}: the token of before")
+        return
+    except OSError as error:
+        raise WriteError(f"'{file}' cannot be written: {error.strerror}; give another --file") from None
+    with os.fdopen(descriptor, "w", encoding="utf-8") as out:
+        json.dump(secret, out)
+    print(f"written        {file}: the token of the run, keep it secret")
+
+
+def _check_names(request: LaunchRequest, claim: str, mount: str) -> None:
+    for what, value in (("--name", request.name), ("--claim", claim)):
+        if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", value):
+            raise ConfigError(f"{what} '{value}' is no Kubernetes name; use small letters, digits and '-'")
+    if not request.output.startswith(mount.rstrip("/") + "/"):
+        raise ConfigError(f"--output '{request.output}' is not on the shared volume; give a folder under '{mount}'")
+
+
 def _command(request: LaunchRequest) -> list[str]:
     """torchrun reads its world (PET_NNODES, PET_RDZV_ENDPOINT, ...) from the environment the operator makes."""
-    return [request.python, *torchrun_words(request), "-m", "megabatch", *train_words(request)]
+    return [request.python, *request.torchrun_words(), "-m", "megabatch", *request.train_words()]
 
 
 def _resources(request: LaunchRequest) -> dict[str, Any]:
@@ -127,7 +206,7 @@ WORKDIR /opt/megabatch
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 RUN pip install --no-cache-dir -c constraints.txt torch{index}
 COPY megabatch ./megabatch
-RUN pip install --no-cache-dir -c constraints.txt .
+RUN pip install --no-cache-dir -c constraints.txt ".[elastic]"
 # Workers write as a user without rights; the shared volume must let that user write.
 RUN useradd --create-home --uid 1000 worker
 USER worker

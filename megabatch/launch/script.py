@@ -1,4 +1,7 @@
-"""Scripts that start torchrun on every machine: a batch script for Slurm, and one for a list of hosts over ssh.
+"""What a script for a cluster needs to know, and scripts that start torchrun on every machine. Imports no torch.
+
+Every text that goes into a script passes through `word` (shell) or `plain` (a scheduler's own lines): a name with a
+space, a quote or a newline in it is quoted or refused, never pasted.
 
 Slurm: health check, torchrun on every node, stop in time, requeue until the run is finished. How a run survives its
 time limit and preemption:
@@ -12,48 +15,134 @@ come again.
 
 ssh: torchrun on all hosts at once; when one fails, all are stopped. The machines need this Python at the same path,
 key-based ssh, and the run folder on a shared disk. Nothing of the caller's environment travels along.
+
+Elastic runs: a lighthouse on the first host, and one `megabatch train --elastic HOST:PORT` on each; a host that fails
+does not stop the others. The token of the run is made where the script runs, in a file that only its owner can read.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 
+from megabatch.comm.shape import parse_grid
 from megabatch.errors import ConfigError
-from megabatch.launch.request import LaunchRequest, folder_of, plain, torchrun_words, train_words, word
+from megabatch.files import write_atomically
+from megabatch.recipes import load_config
 
-__all__ = ["slurm_script", "ssh_script"]
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """A run on `nodes` machines with `workers_per_node` workers each, checked when it is made.
+
+    gpus_per_node 0: workers compute on cores. grace_seconds: how long before its end a job is told to stop.
+    """
+
+    recipe: str
+    output: str
+    nodes: int
+    workers_per_node: int
+    name: str = "megabatch"
+    data: str = ""
+    overrides: tuple[str, ...] = ()
+    grid: str = ""
+    gpus_per_node: int = 0
+    cores_per_worker: int = 0  # 0: leave it to the scheduler
+    time_limit: str = ""
+    grace_seconds: int = 120
+    python: str = "python"
+    health_check: bool = True
+    elastic: bool = False
+    min_workers: int = 1  # of an elastic run
+
+    def __post_init__(self) -> None:
+        if self.gpus_per_node not in (0, self.workers_per_node):
+            raise ConfigError(
+                f"{self.gpus_per_node} GPUs and {self.workers_per_node} workers per node; "
+                "give one worker per GPU, or no GPUs"
+            )
+        if not re.fullmatch(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,60}[A-Za-z0-9])?", self.name):
+            raise ConfigError(f"name '{self.name}'; use letters, digits, '-', '_' and '.', at most 62 of them")
+        if not self.output:
+            raise ConfigError("--output is empty; give the run folder, on a disk that all machines share")
+        # What cannot work is told here, not hours later on the cluster. A file that only the cluster has, given by an
+        # absolute path, cannot be checked.
+        if not (self.recipe.endswith(".toml") and self.recipe.startswith("/") and not Path(self.recipe).exists()):
+            comm = load_config(self.recipe, list(self.overrides)).comm
+            if self.elastic and (comm.sums != "exact" or comm.backend == "nccl"):
+                raise ConfigError("elastic runs need comm.sums=exact and Gloo; set them so, or leave --elastic out")
+        if self.elastic and self.gpus_per_node:
+            raise ConfigError(f"{self.gpus_per_node} GPUs and --elastic; elastic runs compute on cores: leave one out")
+        if self.grid:
+            parse_grid(self.grid).check_fits(self.nodes * self.workers_per_node)
+
+    def torchrun_words(self) -> list[str]:
+        """torchrun on one machine: it hands the signals on and waits for its workers' checkpoint."""
+        signals = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+        words = ["-m", "torch.distributed.run", "--nproc-per-node", str(self.workers_per_node)]
+        return [*words, "--signals-to-handle", signals, "--shutdown-timeout", str(self.grace_seconds)]
+
+    def train_words(self) -> list[str]:
+        """`train RECIPE ...` for the workers: always with --resume, which also starts a run that is new."""
+        words = ["train", self.recipe, "--output", self.output, "--resume"]
+        words += ["--data", self.data] if self.data else []
+        words += ["--grid", self.grid] if self.grid else []
+        return words + [word for override in self.overrides for word in ("--set", override)]
+
+    def elastic_words(self) -> list[str]:
+        """The end of `train RECIPE ...` on a host of an elastic run; the address of the lighthouse follows."""
+        bounds = ["--min-workers", str(self.min_workers)]
+        return [*self.train_words(), "--workers", str(self.workers_per_node), *bounds, "--elastic"]
+
+
+def word(text: str) -> str:
+    """One word of a shell command."""
+    if "\0" in text or "\n" in text or "\r" in text:
+        raise ConfigError(f"{text!r} has a line break in it, which no script can carry; give it without")
+    return shlex.quote(text)
+
+
+def plain(text: str, what: str) -> str:
+    """A value on a scheduler's own line, where no quoting exists."""
+    if not re.fullmatch(r"[-A-Za-z0-9_.,:/@%+=]+", text):
+        raise ConfigError(
+            f"{what} '{text}' has characters that a job script cannot carry; use letters, digits and -_.,:/@%+="
+        )
+    return text
 
 
 def slurm_script(request: LaunchRequest, partition: str = "", account: str = "", extra: tuple[str, ...] = ()) -> str:
     """The text of an sbatch file; `extra` are further #SBATCH options as they are typed."""
+    cores = request.cores_per_worker * request.workers_per_node
+    log = f"{PurePosixPath(request.output).parent}/{request.name}-%j.log"
     options = [
         f"--job-name={request.name}",
         f"--nodes={request.nodes}",
         "--ntasks-per-node=1",
-        *(
-            [f"--cpus-per-task={request.cores_per_worker * request.workers_per_node}"]
-            if request.cores_per_worker
-            else []
-        ),
+        *([f"--cpus-per-task={cores}"] if cores else []),
         *([f"--gpus-per-node={request.gpus_per_node}"] if request.gpus_per_node else []),
         *([f"--partition={plain(partition, 'partition')}"] if partition else []),
         *([f"--account={plain(account, 'account')}"] if account else []),
         *([f"--time={plain(request.time_limit, 'time limit')}"] if request.time_limit else []),
         f"--signal=B:USR1@{request.grace_seconds}",
         "--requeue",
+        *(["--no-kill"] if request.elastic else []),
         "--open-mode=append",
-        f"--output={plain(folder_of(request) + '/' + request.name + '-%j.log', 'log file')}",
+        f"--output={plain(log, 'log file')}",
         *(plain(option, "--sbatch option") for option in extra),
     ]
     directives = "\n".join(f"#SBATCH {option}" for option in options)
-    return _SLURM.format(
-        directives=directives,
-        python=word(request.python),
-        output=word(request.output),
-        torchrun=" ".join(torchrun_words(request)),
-        health=_SLURM_HEALTH_CHECK if request.health_check else "",
-        train=_train(request),
-    )
+    if request.elastic:
+        train = " ".join(word(one) for one in request.elastic_words())
+        start = _SLURM_ELASTIC.format(train=train, min_workers=request.min_workers, token=_TOKEN, address=_ADDRESS)
+    else:
+        health = _SLURM_HEALTH_CHECK if request.health_check else ""
+        start = _SLURM_TORCHRUN.format(
+            torchrun=" ".join(request.torchrun_words()), health=health, train=_train(request)
+        )
+    return _SLURM.format(directives=directives, python=word(request.python), output=word(request.output), start=start)
 
 
 def ssh_script(request: LaunchRequest, hosts: tuple[str, ...], port: int = 29500, directory: str = "") -> str:
@@ -64,8 +153,10 @@ def ssh_script(request: LaunchRequest, hosts: tuple[str, ...], port: int = 29500
         if not re.fullmatch(r"([A-Za-z_][-A-Za-z0-9_]*@)?[A-Za-z0-9][-A-Za-z0-9_.:]*", host):
             raise ConfigError(f"host '{host}' is no host name; give NAME or USER@NAME")
     first = hosts[0].rpartition("@")[2]
+    if request.elastic:
+        return _ssh_elastic(request, hosts, port, directory)
     world = f"--nnodes {request.nodes} --max-restarts 3 --rdzv-backend c10d"
-    launcher = f"{word(request.python)} {' '.join(torchrun_words(request))} {world}"
+    launcher = f"{word(request.python)} {' '.join(request.torchrun_words())} {world}"
     change = f"cd {word(directory)} && " if directory else ""
     doctor = f"{change}{launcher} --rdzv-id doctor --rdzv-endpoint {first}:{port} -m megabatch doctor"
     run = f"{change}exec {launcher} --rdzv-id train --rdzv-endpoint {first}:{port + 1} -m megabatch {_train(request)}"
@@ -78,8 +169,36 @@ def ssh_script(request: LaunchRequest, hosts: tuple[str, ...], port: int = 29500
     )
 
 
+def _ssh_elastic(request: LaunchRequest, hosts: tuple[str, ...], port: int, directory: str) -> str:
+    """The script of an elastic run over ssh; the lighthouse is on the first host."""
+    change, python = f"cd {word(directory)} && " if directory else "", word(request.python)
+    token = word(f"{request.output}.token")
+    prepare = (
+        f"{change}python={python}; MEGABATCH_TOKEN_FILE={token}; "
+        f'mkdir -p "$(dirname {token})"; {_TOKEN}; head=$(hostname); {_ADDRESS}; echo "$address"'
+    )
+    module, train = f"{python} -m megabatch", " ".join(word(one) for one in request.elastic_words())
+    return _SSH_ELASTIC.format(
+        hosts=" ".join(word(host) for host in hosts),
+        prepare=word(prepare.replace("\n", "; ")),
+        lighthouse=word(f"{change}exec {module} lighthouse --min-workers {request.min_workers} --bind"),
+        train=word(f"{change}exec env MEGABATCH_TOKEN_FILE={token} {module} {train}"),
+        port=port,
+        output=word(request.output),
+    )
+
+
+def hand_over(text: str, file: Path | None) -> None:
+    """Print the text, or write the file and say so."""
+    if file is None:
+        print(text, end="")
+        return
+    write_atomically(file, text)
+    print(f"written        {file}")
+
+
 def _train(request: LaunchRequest) -> str:
-    return " ".join(word(one) for one in train_words(request))
+    return " ".join(word(one) for one in request.train_words())
 
 
 _SLURM_HEALTH_CHECK = """
@@ -87,6 +206,35 @@ _SLURM_HEALTH_CHECK = """
 srun --kill-on-bad-exit=1 "${torchrun[@]}" --rdzv-id "$SLURM_JOB_ID-$attempt-doctor" \\
   --rdzv-endpoint "$head:$port" -m megabatch doctor
 """
+
+# Where `python`, `head` and MEGABATCH_TOKEN_FILE are set. Nobody but its owner can read the file; it is made once.
+_TOKEN = (
+    '[ -s "$MEGABATCH_TOKEN_FILE" ] || '
+    """(umask 077; "$python" -c 'import secrets; print(secrets.token_hex(32))' > "$MEGABATCH_TOKEN_FILE")"""
+)
+# The address by which other hosts reach this one: on many a host its own name stands for the loopback address.
+_ADDRESS = """address=$(getent ahostsv4 "$head" | awk '$1 !~ /^127[.]/ {print $1}' | sed -n 1p)
+[ -n "$address" ] || address=$(hostname -I | awk '{print $1}')"""
+
+_SLURM_TORCHRUN = """# One launcher per node; it waits for its workers' checkpoint as long as the job has time.
+torchrun=("$python" {torchrun}
+  --nnodes "$SLURM_NNODES" --max-restarts 3 --rdzv-backend c10d)
+echo "job $SLURM_JOB_ID, attempt $attempt, $SLURM_NNODES nodes, first $head, run folder $run"
+{health}
+srun --kill-on-bad-exit=1 "${{torchrun[@]}}" --rdzv-id "$SLURM_JOB_ID-$attempt" --rdzv-endpoint "$head:$((port + 1))" \\
+  -m megabatch {train} &"""
+
+_SLURM_ELASTIC = """# Whoever has the token may join the run.
+export MEGABATCH_TOKEN_FILE="$run.token"
+{token}
+{address}
+echo "job $SLURM_JOB_ID, attempt $attempt, $SLURM_NNODES nodes, lighthouse $address:$port, run folder $run"
+"$python" -m megabatch lighthouse --bind "$address:$port" --min-workers {min_workers} &
+lighthouse=$!
+trap 'kill "$lighthouse" 2>/dev/null || true' EXIT
+
+# A node that is lost does not end the others; they finish its steps.
+srun --no-kill --kill-on-bad-exit=0 --wait=0 "$python" -m megabatch {train} "$address:$port" &"""
 
 _SLURM = """#!/bin/bash
 {directives}
@@ -100,13 +248,7 @@ port=$((20000 + SLURM_JOB_ID % 20000))
 attempt=${{SLURM_RESTART_COUNT:-0}}
 mkdir -p "$(dirname "$run")"
 
-# One launcher per node; it waits for its workers' checkpoint as long as the job has time.
-torchrun=("$python" {torchrun}
-  --nnodes "$SLURM_NNODES" --max-restarts 3 --rdzv-backend c10d)
-echo "job $SLURM_JOB_ID, attempt $attempt, $SLURM_NNODES nodes, first $head, run folder $run"
-{health}
-srun --kill-on-bad-exit=1 "${{torchrun[@]}}" --rdzv-id "$SLURM_JOB_ID-$attempt" --rdzv-endpoint "$head:$((port + 1))" \\
-  -m megabatch {train} &
+{start}
 step=$!
 # Near the time limit the shell alone is told; srun passes USR1 on to the launchers (at TERM it would kill them).
 trap 'echo "told to stop"; kill -USR1 "$step" 2>/dev/null' USR1
@@ -173,4 +315,35 @@ everywhere() {{
 {health}
 everywhere "$train"
 echo "run folder" {output}
+"""
+
+_SSH_ELASTIC = """#!/bin/bash
+# Written by `megabatch launch ssh --elastic`. Run it where ssh reaches all hosts: bash THIS_FILE
+set -euo pipefail
+hosts=({hosts})
+ssh=(ssh -o BatchMode=yes -o ConnectTimeout=20 -o ServerAliveInterval=15)
+prepare={prepare}
+lighthouse={lighthouse}
+train={train}
+
+# On the first host: the token, in a file of mode 600, and the address of the lighthouse.
+address=$("${{ssh[@]}}" "${{hosts[0]}}" "$prepare" </dev/null)
+[[ $address =~ ^[0-9.]+$ ]] || {{ echo "no address of ${{hosts[0]}} that other hosts reach: '$address'" >&2; exit 1; }}
+pids=()
+# A terminal (-tt) is gone with its ssh: what runs there gets SIGHUP.
+"${{ssh[@]}}" -tt "${{hosts[0]}}" "$lighthouse $address:{port}" </dev/null &
+lighthouse_pid=$!
+trap 'kill "$lighthouse_pid" "${{pids[@]}}" 2>/dev/null || true' EXIT
+trap 'kill "${{pids[@]}}" 2>/dev/null || true' INT TERM
+for host in "${{hosts[@]}}"; do
+  "${{ssh[@]}}" -tt "$host" "$train $address:{port}" </dev/null > >(sed -u "s/^/$host: /") 2>&1 &
+  pids+=($!)
+done
+# A host that fails does not stop the others; the run is good when one of them ends well.
+code=1
+for index in "${{!pids[@]}}"; do
+  if wait "${{pids[index]}}"; then code=0; else echo "${{hosts[index]}} ended with exit code $?"; fi
+done
+[ "$code" -eq 0 ] && echo "run folder" {output}
+exit "$code"
 """

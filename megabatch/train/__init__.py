@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -17,19 +16,11 @@ if TYPE_CHECKING:
 
 
 class _CallableModule(ModuleType):
-    def __call__(
-        self,
-        config: Config,
-        *,
-        output: str | Path | None = None,
-        grid: str | None = None,
-        resume: bool = False,
-        plan: str = "",
-    ) -> dict[str, Any]:
+    def __call__(self, config: Config, **options: Any) -> dict[str, Any]:
         """See `megabatch.train.entry.train`."""
         from megabatch.train.entry import train
 
-        return train(config, output=output, grid=grid, resume=resume, plan=plan)
+        return train(config, **options)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return import_module, (__name__,)  # so that a function which uses it can be sent to another process

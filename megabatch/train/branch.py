@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from megabatch.comm.exact import ExactSums
 from megabatch.model.norm import GhostStatistics
 
 __all__ = ["TrainingState", "branch", "load_training_state", "training_state"]
@@ -33,27 +34,27 @@ def branch(
     optimizer: torch.optim.Optimizer,
     statistics: GhostStatistics | None = None,
     scaler: torch.amp.GradScaler | None = None,
+    exact: ExactSums | None = None,
     *,
     reset_momentum: bool = True,
     trunk: TrainingState | None = None,
 ) -> Iterator[TrainingState]:
     """Within the block the model may be trained on; afterwards it is as before, also when the block fails.
 
-    With `statistics` every rank must enter and leave the block. Values of the optimizer's groups are put back too. The
-    copy is held in the host's memory. trunk: the state to return to when the branch has begun already, in a run that
-    is resumed; nothing is reset then.
+    Values of the optimizer's groups are put back too. The copy is held in the host's memory. trunk: the state to
+    return to when the branch has begun already, in a run that is resumed; nothing is reset then.
     """
     if trunk is None:
-        trunk = _copied(training_state(model, optimizer, statistics, scaler))
+        trunk = copied(training_state(model, optimizer, statistics, scaler, exact))
         if reset_momentum:
             optimizer.state.clear()
     try:
         yield trunk
     except BaseException:
         with suppress(Exception):  # a device that fails must not hide the error behind one of its own
-            load_training_state(trunk, model, optimizer, statistics, scaler)
+            load_training_state(trunk, model, optimizer, statistics, scaler, exact)
         raise
-    load_training_state(trunk, model, optimizer, statistics, scaler)
+    load_training_state(trunk, model, optimizer, statistics, scaler, exact)
 
 
 def training_state(
@@ -61,15 +62,15 @@ def training_state(
     optimizer: torch.optim.Optimizer,
     statistics: GhostStatistics | None = None,
     scaler: torch.amp.GradScaler | None = None,
+    exact: ExactSums | None = None,
 ) -> TrainingState:
-    """What training changes; every rank must call it. Tensors are the live ones."""
-    if statistics is not None:
-        statistics.gather()
+    """What training changes, the same on every rank. Tensors are the live ones."""
     return {
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
         "statistics": statistics.state_dict() if statistics is not None else {},
         "scaler": scaler.state_dict() if scaler is not None else {},
+        "exact": exact.state_dict() if exact is not None else {},
     }
 
 
@@ -79,6 +80,7 @@ def load_training_state(
     optimizer: torch.optim.Optimizer,
     statistics: GhostStatistics | None = None,
     scaler: torch.amp.GradScaler | None = None,
+    exact: ExactSums | None = None,
 ) -> None:
     """Return to `state`."""
     model.load_state_dict(state["model"])
@@ -87,14 +89,16 @@ def load_training_state(
         statistics.load_state_dict(state["statistics"])
     if scaler is not None and scaler.is_enabled():
         scaler.load_state_dict(state["scaler"])
+    if exact is not None and state["exact"]:  # empty where sums were in floats until now
+        exact.load_state_dict(state["exact"])
 
 
-def _copied(value: Any) -> Any:
+def copied(value: Any) -> Any:
     """A state with its tensors copied to the host."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
-        return {key: _copied(one) for key, one in value.items()}
+        return {key: copied(one) for key, one in value.items()}
     if isinstance(value, list):
-        return [_copied(one) for one in value]
+        return [copied(one) for one in value]
     return value

@@ -3,23 +3,25 @@
 `checkpoints/step-00000120.pt` is a `torch.save` file that loads with `weights_only=True`; its SHA-256 stands beside it
 in `step-00000120.pt.sha256`. The checksum is put in place first, then the data is renamed into place: a checkpoint
 without its checksum, or with another content, was never finished and is passed over. `last` and `best` are links.
+
+`CheckpointWriter` writes in the background, so that no step waits for a disk.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-import pickle
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
 from megabatch.errors import CheckpointError
-from megabatch.files import link_atomically, write_atomically
-
-__all__ = ["FORMAT", "check_fits", "decode", "link_best", "newest_whole", "read_checkpoint", "save_checkpoint"]
+from megabatch.files import link_atomically, open_regular, read_text, write_atomically
 
 FORMAT = 3
 
@@ -35,20 +37,61 @@ def save_checkpoint(folder: Path, state: State, step: int, keep: int, *, best: b
     path = _path(folder, step)
     write_atomically(_checksum_path(path), hashlib.sha256(data).hexdigest() + "\n")
     write_atomically(path, data)
-    link_atomically(folder / "last", path.name)
-    if best:
-        link_atomically(folder / "best", path.name)
-    _drop_old(folder, keep, path)
+    # A newer one was passed over as damaged when the run was resumed. If it is whole, this rank was the main one until
+    # it hung, comes too late, and must leave alone what the main rank of today writes.
+    newer = [other for other in sorted(folder.glob("step-*.pt")) if other > path]
+    damaged = [other for other in newer if not _is_whole(other)]
+    if newer == damaged:
+        link_atomically(folder / "last", path.name)
+        if best:
+            link_atomically(folder / "best", path.name)
+    _drop(folder, damaged, path, keep)
     return path
 
 
-def read_checkpoint(path: Path) -> State:
-    """Load one checkpoint.
+class CheckpointWriter:
+    """Writes checkpoints in a thread, one at a time and in order; leaving it waits until all are on disk.
 
-    Raises:
-        CheckpointError: when it is missing, unfinished, damaged or of another format.
+    At most one is being written. Of those that wait, a newer one replaces the older ones; only the best so far stays,
+    until a better one comes. So a slow disk costs checkpoints, not steps, and at most three copies are in memory.
     """
-    return decode(_read_whole(path), str(path))
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: list[tuple[Future[object], bool]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._pool.shutdown(wait=True)
+        if kind is None:  # else the error that ends the run is the one to tell
+            self.check()
+
+    def submit(self, write: Callable[[], object], *, best: bool) -> None:
+        """Call `write` in the background; `best` says that the checkpoint is that of the best weights so far."""
+        self.check()
+        for waiting, is_best in self._pending:
+            if best or not is_best:
+                waiting.cancel()  # does nothing to the one that is being written
+        self._pending = [one for one in self._pending if not one[0].done()]
+        self._pending.append((self._pool.submit(write), best))
+
+    def check(self) -> None:
+        """Raise what has gone wrong since the last call."""
+        for done in [done for done, _ in self._pending if done.done() and not done.cancelled()]:
+            done.result()
+
+    def forget(self) -> None:
+        """Drop what waits, and do not ask how the one ends that is being written: another rank writes from now on."""
+        for waiting, _ in self._pending:
+            waiting.cancel()
+        self._pending = []
+
+    def flush(self) -> None:
+        """Wait until everything is on disk."""
+        wait([waiting for waiting, _ in self._pending])
+        self.check()
 
 
 def newest_whole(folder: Path, say: Callable[[str], None]) -> bytes | None:
@@ -56,7 +99,7 @@ def newest_whole(folder: Path, say: Callable[[str], None]) -> bytes | None:
     paths = sorted(folder.glob("step-*.pt"), reverse=True)
     for path in paths:
         try:
-            return _read_whole(path)
+            return read_whole(path)
         except CheckpointError as error:
             say(str(error))
     if paths:
@@ -69,29 +112,54 @@ def newest_whole(folder: Path, say: Callable[[str], None]) -> bytes | None:
 def decode(data: bytes, where: str) -> State:
     """The state in the bytes of a checkpoint; nothing but tensors and plain values is ever unpickled."""
     try:
-        state: State = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        reason = str(error).splitlines()[0]
+        state: Any = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception as error:  # pickle, zip and torch have no error in common
+        reason = str(error).partition("\n")[0] or type(error).__name__
         raise CheckpointError(
             f"the checkpoint in '{where}' is not one of megabatch's ({reason}); give another"
         ) from None
-    if state.get("format") != FORMAT:
+    if not isinstance(state, dict):
         raise CheckpointError(
-            f"the checkpoint in '{where}' has format {state.get('format')}, this version reads {FORMAT}; "
+            f"the checkpoint in '{where}' is not one of megabatch's (it holds {type(state).__name__}); give another"
+        )
+    found = state.get("format")
+    if not isinstance(found, int) or found != FORMAT:
+        raise CheckpointError(
+            f"the checkpoint in '{where}' has format {found}, this version reads {FORMAT}; "
             "resume it with the version that wrote it"
         )
     return state
 
 
-def _read_whole(path: Path) -> bytes:
+@contextmanager
+def refusing_damage(where: str) -> Iterator[None]:
+    """A part of a checkpoint that is missing or of another kind than it was written becomes one line."""
     try:
-        data = path.read_bytes()
-        expected = _checksum_path(path.resolve()).read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, OverflowError) as error:
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise CheckpointError(
+            f"the checkpoint in '{where}' lacks a part or has a damaged one ({reason}); give another"
+        ) from None
+
+
+def read_whole(path: Path) -> bytes:
+    """The bytes of one checkpoint.
+
+    Raises:
+        CheckpointError: when it is missing, unfinished or damaged.
+    """
+    try:
+        real = Path(os.path.realpath(path))  # `resolve` fails in a circle of links
+        expected = read_text(_checksum_path(real)).strip()
+        with open_regular(path) as file:
+            # Only what is whole is held in memory; what is no file of torch's is not even summed.
+            if file.peek(2)[:2] == b"PK" and hashlib.file_digest(file, "sha256").hexdigest() == expected:
+                file.seek(0)
+                return file.read()
+    except (OSError, ValueError) as error:  # ValueError: a link to the root has no name to put .sha256 behind
         raise CheckpointError(f"checkpoint '{path}' cannot be read ({error}); passing over it") from None
-    if hashlib.sha256(data).hexdigest() != expected:
-        raise CheckpointError(f"checkpoint '{path}' is damaged (its SHA-256 is not the recorded one); passing over it")
-    return data
+    raise CheckpointError(f"checkpoint '{path}' is damaged (its SHA-256 is not the recorded one); passing over it")
 
 
 def check_fits(state: State, model_state: dict[str, torch.Tensor], where: str) -> None:
@@ -99,6 +167,8 @@ def check_fits(state: State, model_state: dict[str, torch.Tensor], where: str) -
     saved = state["model"]
     for name in [*model_state, *saved]:
         ours, theirs = model_state.get(name), saved.get(name)
+        if not isinstance(theirs, torch.Tensor):
+            theirs = None
         if ours is None or theirs is None or ours.shape != theirs.shape:
             given = "nothing" if theirs is None else f"shape {tuple(theirs.shape)}"
             needed = "nothing" if ours is None else f"shape {tuple(ours.shape)}"
@@ -123,18 +193,26 @@ def _checksum_path(path: Path) -> Path:
     return path.with_name(path.name + ".sha256")
 
 
-def _drop_old(folder: Path, keep: int, newest: Path) -> None:
+def _is_whole(path: Path) -> bool:
+    try:
+        read_whole(path)
+    except CheckpointError:
+        return False
+    return True
+
+
+def _drop(folder: Path, damaged: list[Path], written: Path, keep: int) -> None:
+    """Remove the damaged ones, all up to `written` but the `keep` newest, and what killed writers left."""
     best = (folder / "best").resolve() if (folder / "best").exists() else None
-    paths = sorted(folder.glob("step-*.pt"))
-    # What is newer than the checkpoint just written was passed over as damaged when the run was resumed.
-    current = [path for path in paths if path <= newest]
-    for path in [*current[:-keep], *paths[len(current) :]]:
+    older = [path for path in sorted(folder.glob("step-*.pt")) if path <= written]
+    for path in [*older[:-keep], *damaged]:
         if path.resolve() != best:
-            path.unlink()
+            path.unlink(missing_ok=True)
             _checksum_path(path).unlink(missing_ok=True)
-    # What a killed writer left: parts, and checksums whose data never arrived.
     for part in folder.glob(".step-*.part"):
-        part.unlink(missing_ok=True)
+        if part.name[1:] < f"{written.name}~":
+            part.unlink(missing_ok=True)
     for checksum in folder.glob("step-*.sha256"):
-        if not checksum.with_suffix("").exists():
+        data = checksum.with_suffix("")
+        if data < written and not data.exists():
             checksum.unlink(missing_ok=True)

@@ -1,56 +1,33 @@
-"""What one rank trains with: images and how they are fed, network, optimizer, statistics, and DDP around it."""
+"""What one rank trains with: images, network, optimizer, statistics, and DDP with the way its gradients travel."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from megabatch.comm.exact import ExactSums
 from megabatch.comm.grid import ProcessGrid
-from megabatch.comm.hook import ExposedTimeHook, gradient_hook
+from megabatch.comm.hook import ExposedTimeHook, GradientHook, gradient_hook
 from megabatch.comm.noise_scale import NoiseScale
 from megabatch.comm.shape import GridShape
 from megabatch.config import Config
-from megabatch.data.batches import Feeding
-from megabatch.data.broken_images import BrokenLog
-from megabatch.data.decode import Decoding, check_decoder
-from megabatch.data.formats import open_source
-from megabatch.data.sources import ImageArray, Source, check_same_classes, downscale, limit_and_hold_out
-from megabatch.data.verify import check_manifest
-from megabatch.errors import ConfigError, DataError
+from megabatch.data.sources import Source
+from megabatch.errors import CommunicationError, ConfigError, LaunchError
 from megabatch.machine import usable_cores
 from megabatch.model.norm import GhostStatistics
 from megabatch.model.registry import build_model
 from megabatch.optim.build import build_optimizer
 from megabatch.schedule.adaptive import AdaptiveBatch
 from megabatch.schedule.batch import parse_stages
-from megabatch.schedule.pieces import largest_value, value_at
+from megabatch.train.feed import open_images
 from megabatch.train.world import World
 
-__all__ = [
-    "Components",
-    "Feeds",
-    "Normaliser",
-    "autocast_of",
-    "build_components",
-    "build_network",
-    "cores_of_worker",
-    "feeding_of",
-    "image_size_at",
-    "largest_image_size",
-    "open_images",
-    "set_threads",
-]
-
-_ENCODED_LIMIT_BYTES = 64 * 2**20
-_AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Normaliser:
@@ -76,76 +53,117 @@ class Normaliser:
 
 @dataclass
 class Components:
-    """Everything one rank trains with."""
+    """Everything one rank trains with.
+
+    As a context manager it closes itself at the end of the block, unless the block fails: then another rank may be
+    gone, and waiting for threads that wait for it would take long.
+    """
 
     config: Config
     world: World
     device: torch.device
     train_source: Source
     val_source: Source
-    network: nn.Module  # plain names, for state_dict and evaluation
-    ddp: DistributedDataParallel
-    exposed: ExposedTimeHook
-    choices: list[str]  # what comm.algorithm = "auto" chose by message size, and why
-    optimizer: torch.optim.Optimizer
-    scaler: torch.amp.GradScaler
-    statistics: GhostStatistics
     normalise: Normaliser
-    noise: NoiseScale | None
-    adaptive: AdaptiveBatch | None
+    network: nn.Module  # plain names, for state_dict and evaluation
+    ddp: DistributedDataParallel  # the same network, which averages gradients over ranks
+    hook: GradientHook | None  # how they travel over the grid; None: by the backend's own all-reduce
+    exact: ExactSums | None  # adds ghost batches' gradients as integers; None: in floats
+    exposed: ExposedTimeHook  # around it: how long backward waits for them
+    noise_scale: NoiseScale | None  # around that: the gradient's noise scale, where it is measured
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler  # of the loss, for fp16
+    statistics: GhostStatistics
+    adaptive: AdaptiveBatch | None  # grows the batch by the noise scale
+
+    def __enter__(self) -> Components:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if kind is None:
+            self.close()
 
     def autocast(self) -> torch.autocast:
+        """See `autocast_of`."""
         return autocast_of(self.config, self.device)
 
+    def connect(self, world: World, shape: GridShape, timeout_seconds: float) -> None:
+        """Send gradients over the world of the moment from now on; DDP and everything else stay as they are."""
+        comm = self.config.comm
+        try:
+            grid = ProcessGrid.build(shape, timeout_seconds=timeout_seconds, check_consistency=False, name="elastic")
+        except LaunchError as error:
+            raise CommunicationError(str(error)) from None
+        grid.asks_who_is_missing = False
+        algorithm = comm.algorithm if world.size > 1 else "backend"
+        self.hook, hook = gradient_hook(grid, algorithm, exact=self.exact or False)
+        self.exposed.use(hook, self.hook)
+        self.world = world
 
-def autocast_of(config: Config, device: torch.device) -> torch.autocast:
-    """The precision of the forward pass; weights, gradients and batch-norm statistics stay in fp32."""
-    dtype = _AUTOCAST[config.train.precision]
-    return torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)
+    def disconnect(self) -> None:
+        """Let go of a world that is no more, whatever is under way there, and of the step that was not finished."""
+        if self.hook is not None:
+            self.hook.grid.hang_up()
+            self.hook.close()
+            self.hook.grid.close()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.statistics.forget_step()
+        if self.exact is not None:
+            self.exact.rollback()
+
+    def close(self) -> None:
+        """Give back the threads and process groups that gradients use; the network stays as it is."""
+        del self.ddp  # it holds the default process group
+        if self.hook is not None:
+            self.hook.close()
+            self.hook.grid.close()
 
 
-def set_threads(config: Config, local_size: int) -> None:
-    """Share the host's cores among its workers; more threads than cores make everything slower."""
-    torch.set_num_threads(config.train.threads_per_worker or cores_of_worker(local_size))
-
-
-def open_images(config: Config) -> tuple[Source, Source]:
-    """The training and the validation images, checked against each other."""
-    data = config.data
-    options: dict[str, Any] = {"num_classes": data.num_classes} if data.num_classes else {}
-    if data.source == "generated":
-        options = {
-            "image_size": data.image_size,
-            "channels": data.generated.channels,
-            "num_classes": data.generated.num_classes,
-            "seed": config.train.seed,
-        }
-    is_generated = data.source == "generated"
-    path = data.path if data.path and not is_generated else None
-    train_size = {"num_images": data.generated.num_train} if is_generated else {}
-    if data.source in ("parquet", "folder", "tar") and (data.max_train_images or data.held_out_images):
-        train_size["memory_limit_bytes"] = _ENCODED_LIMIT_BYTES  # decode the chosen images only
-    val_size = {"num_images": data.generated.num_val} if is_generated else {}
-    train = open_source(data.source, path, "train", **options, **train_size)
-    val = open_source(data.source, path, "val", **options, **val_size)
-    check_same_classes(train, val)
-    if path is not None and "://" not in path:
-        check_manifest(data.source, Path(path), "train", train)
-        check_manifest(data.source, Path(path), "val", val)
-    train, held_out = limit_and_hold_out(train, data.max_train_images, data.held_out_images)
-    val = val if held_out is None else held_out
-    if data.downscale:
-        train, val = downscale(train, data.image_size), downscale(val, data.image_size)
-    if len(train) < config.train.ghost_batch_size:
-        raise DataError(
-            f"the training set has {len(train)} images, one ghost batch needs {config.train.ghost_batch_size}; "
-            "give more images or a smaller train.ghost_batch_size"
+def build_components(config: Config, world: World, shape: GridShape, device: torch.device) -> Components:
+    """Build everything on a rank that has already joined its world."""
+    train_source, val_source = open_images(config)
+    network = build_network(config, train_source, device)
+    if any(isinstance(module, nn.SyncBatchNorm) for module in network.modules()):
+        raise ConfigError(
+            f"model '{config.model.name}' has SyncBatchNorm, which waits for all workers in every ghost batch "
+            "and hangs when they hold different numbers of them; use BatchNorm2d: it spans one ghost batch"
         )
-    return train, val
+    normalise = Normaliser(config, train_source.channels, device)
+    optimizer = build_optimizer(config.optimizer, network)
+    statistics = GhostStatistics(network, config.norm.momentum, config.norm.variance)
+    hook, exposed = _gradient_hook(config, world, shape, device)
+    ddp = DistributedDataParallel(
+        torch.compile(network) if config.train.compile else network,
+        device_ids=[device.index] if device.type == "cuda" else None,
+        **_no_buffer_sync(),  # GhostStatistics adds the statistics up
+        gradient_as_bucket_view=True,
+        bucket_cap_mb=config.comm.bucket_mb,
+    )
+    exact = hook.exact.bind(network.parameters()) if hook and hook.exact else None
+    noise_scale = _noise_scale(config, network, exact)
+    ddp.register_comm_hook(None, noise_scale.hook(exposed.hook) if noise_scale else exposed.hook)
+    return Components(
+        config=config,
+        world=world,
+        device=device,
+        train_source=train_source,
+        val_source=val_source,
+        normalise=normalise,
+        network=network,
+        ddp=ddp,
+        hook=hook,
+        exact=exact,
+        exposed=exposed,
+        noise_scale=noise_scale,
+        optimizer=optimizer,
+        scaler=torch.amp.GradScaler(device.type, enabled=config.train.precision == "fp16"),
+        statistics=statistics,
+        adaptive=_adaptive_batch(config),
+    )
 
 
 def build_network(config: Config, source: Source, device: torch.device) -> nn.Module:
-    """The network with its initial weights: the same on every worker, because the seed is."""
+    """The network with its initial weights: the same on every rank, because the seed is."""
     torch.manual_seed(config.train.seed)
     network = build_model(
         config.model.name,
@@ -158,6 +176,17 @@ def build_network(config: Config, source: Source, device: torch.device) -> nn.Mo
     return network.to(device=device, memory_format=memory_format)  # type: ignore[call-overload,no-any-return]
 
 
+def autocast_of(config: Config, device: torch.device) -> torch.autocast:
+    """The precision of the forward pass; weights, gradients and batch-norm statistics stay in fp32."""
+    dtype = _DTYPES[config.train.precision]
+    return torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)
+
+
+def set_threads(config: Config, local_size: int) -> None:
+    """Share the host's cores among its ranks; more threads than cores make everything slower."""
+    torch.set_num_threads(config.train.threads_per_worker or usable_cores(local_size))
+
+
 def _no_buffer_sync() -> dict[str, Any]:
     """`broadcast_buffers=False`, by the name this torch has for it (2.13 renamed it and warns about the old one)."""
     names = inspect.signature(DistributedDataParallel.__init__).parameters
@@ -166,21 +195,23 @@ def _no_buffer_sync() -> dict[str, Any]:
 
 def _gradient_hook(
     config: Config, world: World, shape: GridShape, device: torch.device
-) -> tuple[ExposedTimeHook, list[str]]:
-    """The backend's own all-reduce, or an algorithm of ours over the grid, timed; and what "auto" chose."""
-    settings = config.comm
-    if world.size == 1 or (settings.algorithm == "backend" and settings.grad_dtype == "fp32"):
-        return ExposedTimeHook(device), []
-    grid = ProcessGrid.build(shape, timeout_seconds=settings.timeout_seconds)
-    state, hook = gradient_hook(grid, settings.algorithm, grad_dtype=_AUTOCAST[settings.grad_dtype])
-    return ExposedTimeHook(device, hook, state), state.explanation
+) -> tuple[GradientHook | None, ExposedTimeHook]:
+    """The backend's own all-reduce, or an algorithm of ours over a grid; timed."""
+    comm = config.comm
+    exact = comm.sums == "exact"
+    if not exact and (world.size == 1 or (comm.algorithm == "backend" and comm.grad_dtype == "fp32")):
+        return None, ExposedTimeHook(device)
+    grid = ProcessGrid.build(shape, timeout_seconds=comm.timeout_seconds)
+    algorithm = comm.algorithm if world.size > 1 else "backend"
+    state, hook = gradient_hook(grid, algorithm, grad_dtype=_DTYPES[comm.grad_dtype], exact=exact)
+    return state, ExposedTimeHook(device, hook, state)
 
 
-def _noise_scale(config: Config, network: nn.Module) -> NoiseScale | None:
+def _noise_scale(config: Config, network: nn.Module, exact: ExactSums | None) -> NoiseScale | None:
     control = config.batch_control
     if not control.measures_noise:
         return None
-    return NoiseScale(network.parameters(), control.smoothing, max(1, control.measure_every_steps))
+    return NoiseScale(network.parameters(), control.smoothing, max(1, control.measure_every_steps), exact=exact)
 
 
 def _adaptive_batch(config: Config) -> AdaptiveBatch | None:
@@ -189,99 +220,3 @@ def _adaptive_batch(config: Config) -> AdaptiveBatch | None:
         return None
     first = parse_stages(config.train.global_batch_size).global_batch_sizes[0]
     return AdaptiveBatch(first, ghost_batch_size=config.train.ghost_batch_size, **settings.model_dump())
-
-
-def build_components(config: Config, world: World, shape: GridShape, device: torch.device) -> Components:
-    """Build all parts on a rank that has already joined its world."""
-    train_source, val_source = open_images(config)
-    network = build_network(config, train_source, device)
-    if any(isinstance(module, nn.SyncBatchNorm) for module in network.modules()):
-        raise ConfigError(
-            f"model '{config.model.name}' has SyncBatchNorm, which waits for all workers in every ghost batch "
-            "and hangs when they hold different numbers of them; use BatchNorm2d: it spans one ghost batch"
-        )
-    statistics = GhostStatistics(network, config.norm.momentum, config.norm.variance)
-    exposed, choices = _gradient_hook(config, world, shape, device)
-    ddp = DistributedDataParallel(
-        torch.compile(network) if config.train.compile else network,
-        device_ids=[device.index] if device.type == "cuda" else None,
-        **_no_buffer_sync(),  # statistics are local until GhostStatistics adds them up
-        gradient_as_bucket_view=True,
-        bucket_cap_mb=config.comm.bucket_mb,
-    )
-    noise = _noise_scale(config, network)
-    ddp.register_comm_hook(None, noise.hook(exposed.hook) if noise else exposed.hook)
-    return Components(
-        config=config,
-        world=world,
-        device=device,
-        train_source=train_source,
-        val_source=val_source,
-        network=network,
-        ddp=ddp,
-        exposed=exposed,
-        choices=choices,
-        optimizer=build_optimizer(config.optimizer, network),
-        scaler=torch.amp.GradScaler(device.type, enabled=config.train.precision == "fp16"),
-        statistics=statistics,
-        normalise=Normaliser(config, train_source.channels, device),
-        noise=noise,
-        adaptive=_adaptive_batch(config),
-    )
-
-
-SIZE_STEP = 8
-MOST_THREADS = 16
-
-
-class Feeds:
-    """The feeding of both sets of one run on one worker; broken images are counted over all its phases."""
-
-    def __init__(self, config: Config, world: World, folder: Path, train: Source, val: Source) -> None:
-        self.train = feeding_of(config, train, world.local_size, folder / f"broken.{world.rank}.jsonl")
-        self.val = feeding_of(config, val, world.local_size, folder / f"broken.{world.rank}.jsonl")
-
-    def total_broken(self, device: torch.device) -> int:
-        """Broken images met by all workers, as often as they met them; every worker must call it."""
-        here = float(self.train.broken.num_broken + self.val.broken.num_broken)
-        total = torch.tensor(here, dtype=torch.float64, device=device)
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            dist.all_reduce(total)
-        return int(total.item())
-
-
-def feeding_of(config: Config, source: Source, local_size: int, broken_list: Path | None = None) -> Feeding:
-    """How the settings want this source read.
-
-    Raises:
-        ConfigError: a decoder that is not installed.
-    """
-    data = config.data
-    check_decoder(data.decoder)
-    threads = data.loader_threads or min(MOST_THREADS, cores_of_worker(local_size))
-    return Feeding(
-        threads=1 if isinstance(source, ImageArray) and not data.loader_threads else threads,
-        processes=data.loader_processes,
-        decoding=Decoding(data.decoder, data.reduce_jpeg),
-        broken=BrokenLog(data.max_broken_share, broken_list, source.name),
-    )
-
-
-def cores_of_worker(local_size: int) -> int:
-    """The host's cores shared among its workers, at least one."""
-    return max(1, usable_cores() // local_size)
-
-
-def image_size_at(config: Config) -> Callable[[float], int]:
-    """The size of training images by epoch: the schedule rounded to whole multiples of 8, or always the same."""
-    schedule = config.data.train_image_size
-    if schedule is None:
-        return lambda epoch: config.data.image_size
-    return lambda epoch: max(SIZE_STEP, round(value_at(schedule, epoch) / SIZE_STEP) * SIZE_STEP)
-
-
-def largest_image_size(config: Config) -> int:
-    """The largest size that `image_size_at` gives."""
-    schedule = config.data.train_image_size
-    largest = config.data.image_size if schedule is None else round(largest_value(schedule) / SIZE_STEP) * SIZE_STEP
-    return max(SIZE_STEP, largest)

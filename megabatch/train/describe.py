@@ -5,9 +5,10 @@ Nothing that identifies a person.
 
 from __future__ import annotations
 
+import os
 import platform
-import socket
 import subprocess
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from megabatch.comm.messages import gather
 from megabatch.comm.shape import GridShape
 from megabatch.config import Config
-from megabatch.machine import usable_cores
+from megabatch.machine import host_name, processor_name, usable_cores
 from megabatch.schedule.batch import count_steps, parse_stages, shard_range
 from megabatch.schedule.clock import Clock
 from megabatch.train.world import World
-
-__all__ = ["derived_lines", "describe_environment", "describe_gradients", "list_layers"]
 
 
 def derived_lines(config: Config, clock: Clock, world_size: int, grid: GridShape, network: nn.Module) -> list[str]:
@@ -65,17 +65,16 @@ def derived_lines(config: Config, clock: Clock, world_size: int, grid: GridShape
 
 def describe_environment(world: World, grid: GridShape, device: torch.device) -> dict[str, Any]:
     """What a reader needs to judge or repeat the run; every rank must call it."""
-    hosts: list[str] = [""] * world.size
-    dist.all_gather_object(hosts, socket.gethostname())
     return {
-        "versions": {name: _version(name) for name in ("megabatch", "torch", "numpy")}
+        "versions": {name: _version(name) for name in ("megabatch", "torch", "numpy", "pillow")}
         | {"python": platform.python_version()},
         "platform": platform.platform(),
         "cores": usable_cores(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "backend": dist.get_backend(),
         "threads_per_worker": torch.get_num_threads(),
-        "hosts": hosts,
+        "arithmetic": _describe_arithmetic(),
+        "hosts": gather(host_name(), str),
         "workers": world.size,
         "grid": list(grid.sizes),
         "launcher": world.launcher,
@@ -84,10 +83,31 @@ def describe_environment(world: World, grid: GridShape, device: torch.device) ->
     }
 
 
+def _describe_arithmetic() -> dict[str, Any]:
+    """What the last bits of a ghost batch's gradient depend on, besides the device, the threads and the versions."""
+    of_libraries = ("ATEN_CPU_CAPABILITY", "CUBLAS_WORKSPACE_CONFIG", "DNNL_", "MKL_CBWR", "MKL_ENABLE_", "ONEDNN_")
+    return {
+        "processor": processor_name(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "onednn": torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled,
+        "mkl": torch.backends.mkl.is_available(),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        **{name: value for name, value in sorted(os.environ.items()) if name.startswith(of_libraries)},
+    }
+
+
 def describe_gradients(network: torch.nn.Module, channels: int, image_size: int) -> dict[str, Any]:
-    """What travels in a step: bytes and layers."""
+    """What travels in a step: bytes, and the layers of a network about to be trained.
+
+    A forward pass finds the layers and leaves no trace in the network or in random numbers. They are None when
+    somebody's own network does not take it: a run does not depend on this list.
+    """
     num_bytes = sum(p.numel() * p.element_size() for p in network.parameters() if p.requires_grad)
-    layers = _layers_or_none(network, channels, image_size)
+    device = next(network.parameters()).device
+    layers = None
+    with suppress(Exception), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        layers = list_layers(network, torch.zeros(2, channels, image_size, image_size, device=device))
     return {"gradient_bytes": num_bytes, "layers": layers}
 
 
@@ -112,30 +132,17 @@ def list_layers(network: nn.Module, images: torch.Tensor) -> list[dict[str, Any]
         seen.append({"name": names[module], "parameters": count, "work": float(work)})
 
     hooks = [module.register_forward_hook(after) for module in network.modules()]
-    training = {module: module.training for module in network.modules()}
+    training = [(module, module.training) for module in network.modules()]
     try:
         with torch.no_grad():
             network.eval()(images)
     finally:
         for hook in hooks:
             hook.remove()
-        for module, was_training in training.items():
+        for module, was_training in training:
             module.training = was_training
     whole = sum(layer["work"] for layer in seen)
     return [{**layer, "work": layer["work"] / whole} for layer in seen]
-
-
-def _layers_or_none(network: nn.Module, channels: int, image_size: int) -> list[dict[str, Any]] | None:
-    """The layers of a network about to be trained, by a forward pass that leaves no trace in it or in random numbers.
-
-    None when somebody's own network does not take it: a run does not depend on this list.
-    """
-    device = next(network.parameters()).device
-    try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            return list_layers(network, torch.zeros(2, channels, image_size, image_size, device=device))
-    except Exception:
-        return None
 
 
 def _version(name: str) -> str | None:

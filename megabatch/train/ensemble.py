@@ -12,14 +12,14 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load as load_safetensors
+from safetensors.torch import load_file
 from safetensors.torch import save as safetensors_bytes
 from torch import Tensor, nn
 
 from megabatch.errors import CheckpointError
-from megabatch.files import write_atomically
+from megabatch.files import open_regular, write_atomically
 
-__all__ = ["average_weights", "member_paths", "read_weights", "weights_bytes", "write_member"]
+__all__ = ["average_weights", "member_file", "member_paths", "read_weights", "weights_bytes", "write_member"]
 
 
 def average_weights(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -44,18 +44,22 @@ def weights_bytes(network: nn.Module) -> bytes:
     return safetensors_bytes(tensors, metadata={"format": "pt"})
 
 
-def write_member(folder: Path, member: int, network: nn.Module) -> str:
-    """Save the network as the given member; returns the file's name within the run folder."""
-    name = f"members/member-{member}.safetensors"
+def member_file(member: int) -> str:
+    """The file of a member within the run folder."""
+    return f"members/member-{member}.safetensors"
+
+
+def write_member(folder: Path, file: str, network: nn.Module) -> None:
+    """Save the network as a member."""
     (folder / "members").mkdir(exist_ok=True)
-    write_atomically(folder / name, weights_bytes(network))
-    return name
+    write_atomically(folder / file, weights_bytes(network))
 
 
 def member_paths(folder: Path) -> list[Path]:
     """The members of a run, in the order in which they were made."""
     paths = (folder / "members").glob("member-*.safetensors")
-    return sorted(paths, key=lambda path: int(path.stem.rpartition("-")[2]))
+    numbered = [path for path in paths if path.stem.rpartition("-")[2].isdecimal()]
+    return sorted(numbered, key=lambda path: int(path.stem.rpartition("-")[2]))
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -65,6 +69,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         CheckpointError: when the file cannot be read.
     """
     try:
-        return load_safetensors(path.read_bytes())
-    except (OSError, SafetensorError) as error:
+        with open_regular(path) as file:  # the library would wait for a pipe, and map a file of any size
+            if not int.from_bytes(file.read(8), "little"):
+                raise ValueError("it has no header")
+            return load_file(path)
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
         raise CheckpointError(f"'{path}' cannot be read ({error}); the file is damaged, train it again") from None

@@ -7,28 +7,31 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from megabatch.comm.shape import GridShape, near_square, parse_grid
+from megabatch.comm.shape import GridShape, parse_grid
 from megabatch.config import Config
 from megabatch.errors import CheckpointError, LaunchError
-from megabatch.train.launch import run_as_worker, start_workers
-from megabatch.train.run_dir import check_output, default_output
-from megabatch.train.world import ALONE, World, choose_device, join, num_accelerators, present_world, read_world
+from megabatch.train.elastic_entry import Elastic, check_elastic, start_elastic
+from megabatch.train.local_workers import run_as_worker, start_workers
+from megabatch.train.meeting import Meeting, join
+from megabatch.train.run_dir import check_output, default_output, is_default_output
+from megabatch.train.token import TOKEN_VARIABLE, is_signed, sign
+from megabatch.train.world import (
+    ALONE,
+    World,
+    choose_device,
+    num_accelerators,
+    present_world,
+    raise_everywhere,
+    read_world,
+)
 
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
-
-__all__ = ["TrainRequest", "train", "train_here"]
+__all__ = ["Elastic", "TrainRequest", "train", "train_here"]
 
 
 def train(
-    config: Config,
-    *,
-    output: str | Path | None = None,
-    grid: str | None = None,
-    resume: bool = False,
-    plan: str = "",
+    config: Config, *, output: str | Path | None = None, grid: str | None = None, resume: bool = False, plan: str = ""
 ) -> dict[str, Any]:
     """Train in the world this process finds itself in, and return the summary of the run.
 
@@ -67,6 +70,7 @@ class TrainRequest:
     plan: str = ""
     name: str = "run"  # of the default run folder
     lines: tuple[str, ...] = ()  # to be said before the run
+    elastic: Elastic | None = None
 
 
 def train_here(request: TrainRequest, workers: int | None, environ: Mapping[str, str]) -> int:
@@ -74,6 +78,9 @@ def train_here(request: TrainRequest, workers: int | None, environ: Mapping[str,
     if request.resume and request.output is None:
         raise CheckpointError("--resume needs to know which run to go on with; add --output RUN_FOLDER")
     world = read_world(environ, alone=workers is not None)
+    if request.elastic is not None:
+        check_elastic(request, request.elastic, world, environ)
+        return _start_workers(request, workers or (num_accelerators() if world is None else 0) or 1)
     if world is None:
         return _start_workers(request, workers or num_accelerators() or 1)
     if workers not in (None, world.size):
@@ -87,15 +94,16 @@ def train_here(request: TrainRequest, workers: int | None, environ: Mapping[str,
 def _start_workers(request: TrainRequest, world_size: int) -> int:
     _choose_grid(request.grid, world_size)  # refuse a grid that does not fit before anything is started
     folder = (request.output or default_output(request.name)).absolute()
-    check_output(folder, request.config, request.resume)
+    if request.elastic is None or not request.elastic.lighthouse:
+        check_output(folder, request.config, request.resume)
     for line in request.lines:
         print(line, flush=True)
-    stopped_by = start_workers(
-        world_size,
-        _start_work,
-        replace(request, output=folder, lines=()),
-        max_restarts=request.config.comm.max_restarts,
-    )
+    request = replace(request, output=folder, lines=())
+    if request.elastic is not None:
+        stopped_by = start_elastic(request, request.elastic, world_size)
+    else:
+        max_restarts = request.config.comm.max_restarts
+        stopped_by = start_workers(world_size, _start_work, request, max_restarts=max_restarts)
     ended_well = (folder / "summary.json").is_file()  # stopped with a checkpoint, or finished after all
     return 128 + stopped_by if stopped_by and not ended_well else 0
 
@@ -111,7 +119,7 @@ def _work(world: World, request: TrainRequest) -> int:
             print(line)
     summary, folder = _train_in(world, request)
     if world.is_main:
-        _say_result(summary, folder)
+        say_result(summary, folder)
     return 0
 
 
@@ -119,11 +127,12 @@ def _train_in(world: World, request: TrainRequest) -> tuple[dict[str, Any], Path
     """Train on this rank of a world, in a folder that all ranks share the name of."""
     import torch.distributed as dist
 
+    from megabatch.comm.grid import default_grid
     from megabatch.train.components import set_threads
     from megabatch.train.stop import StopRequest
     from megabatch.train.trainer import Trainer
 
-    config, grid = request.config, _choose_grid(request.grid, world.size)
+    config, wanted_grid = request.config, _choose_grid(request.grid, world.size)
     present, wanted = dist.get_backend() if dist.is_initialized() else "", config.comm.backend
     if present and wanted not in ("auto", present):
         raise LaunchError(
@@ -132,35 +141,60 @@ def _train_in(world: World, request: TrainRequest) -> tuple[dict[str, Any], Path
     device, backend = choose_device(present or wanted, world)
     set_threads(config, world.local_size)
     joined = nullcontext() if dist.is_initialized() else join(world, backend, config.comm.timeout_seconds)
-    with joined as store, StopRequest().listening() as stop:
-        folder = _common_folder(request, world, store)
+    with joined as meeting, StopRequest().listening() as stop:
+        world = meeting.world if meeting else world
+        folder = _common_folder(request, world, meeting)
+        grid = wanted_grid or default_grid(config.comm.timeout_seconds)
         resume = request.resume or world.attempt > 0
-        # Do not bind the trainer to a variable: it would keep its process groups alive when `join` ends them.
         summary = Trainer(config, world, device, folder, grid, stop, resume=resume, plan=request.plan).run()
     return summary, folder
 
 
-def _choose_grid(text: str | None, world_size: int) -> GridShape:
-    shape = parse_grid(text) if text else near_square(world_size)
-    shape.check_fits(world_size)
+def _choose_grid(text: str | None, world_size: int) -> GridShape | None:
+    """The grid that was asked for, if it fits. Without one the hosts decide, when the ranks have joined."""
+    shape = parse_grid(text) if text else None
+    if shape is not None:
+        shape.check_fits(world_size)
     return shape
 
 
-def _common_folder(request: TrainRequest, world: World, store: Store | None) -> Path:
-    """Every rank takes the folder the main rank chose, also after a restart by torchrun."""
-    import torch.distributed as dist
+def _common_folder(request: TrainRequest, world: World, meeting: Meeting | None) -> Path:
+    """The run folder, the same on every rank: what the main rank was given, else a new one under runs/."""
+    from megabatch.comm.messages import broadcast
 
-    chosen = [str((request.output or default_output(request.name)).absolute())]
-    if store is None:
-        dist.broadcast_object_list(chosen)
-        return Path(chosen[0])
-    key = "megabatch-run-folder"
-    if world.is_main:
-        store.compare_set(key, "", chosen[0])
-    return Path(store.get(key).decode())
+    chosen, problem = request.output, None
+    if world.is_main and chosen is None:
+        try:
+            chosen = _new_folder(request, meeting)
+        except LaunchError as error:
+            problem = error
+    raise_everywhere(problem)
+    return Path(broadcast(str(chosen.absolute() if chosen else ""), str))
 
 
-def _say_result(summary: dict[str, Any], folder: Path) -> None:
+def _new_folder(request: TrainRequest, meeting: Meeting | None) -> Path:
+    """A new folder under runs/; after a restart by torchrun the one of before, whose name waits in the store.
+
+    Anybody who reaches the store can write there, so the name is taken only when it is signed with the token of the
+    run, and even then it is a name under runs/ and no path.
+    """
+    if meeting is None:
+        return default_output(request.name)
+    key = "run folder"
+    if meeting.world.attempt > 0 and meeting.store.check([key]):
+        signature, _, name = meeting.store.get(key).decode(errors="replace").partition(" ")
+        if not (is_signed(meeting.token, name, signature) and is_default_output(name, request.name)):
+            raise LaunchError(
+                "the store of the launcher holds a run folder that this run did not write: somebody else uses it; "
+                f"set {TOKEN_VARIABLE} on every worker, or give --output"
+            )
+        return Path("runs") / name
+    folder = default_output(request.name)
+    meeting.store.set(key, f"{sign(meeting.token, folder.name)} {folder.name}")
+    return folder
+
+
+def say_result(summary: dict[str, Any], folder: Path) -> None:
     if summary["status"] == "stopped":
         print(f"stopped by {summary['stopped_by']} after step {summary['steps']}, checkpoint written")
         print(f"go on with     megabatch train ... --output {folder} --resume")

@@ -20,8 +20,6 @@ from megabatch.config import Config
 from megabatch.errors import ConfigError
 from megabatch.files import flatten, write_atomically
 
-__all__ = ["TAGS", "BoardLogger", "LogContext", "Logger", "MlflowLogger", "MllogLogger", "WandbLogger", "open_loggers"]
-
 TAGS = {
     "loss": "train/loss",
     "top1": "train/top1",

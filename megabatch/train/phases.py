@@ -28,17 +28,6 @@ from megabatch.schedule.control import BatchControl
 from megabatch.schedule.noise import keep_noise
 from megabatch.schedule.pieces import Piece, value_at
 
-__all__ = [
-    "TrainingPhase",
-    "branch_augment",
-    "branch_seed",
-    "control_of",
-    "phases_of",
-    "planned_samples",
-    "resolved",
-    "start_clock",
-]
-
 
 @dataclass(frozen=True)
 class TrainingPhase:
@@ -115,7 +104,7 @@ def resolved(
     batch_there = measured_batch_size or stages.at(trunk.epoch)
     there = config.optimizer
     lr, momentum = keep_noise(
-        config.batch_control.noise,
+        config.batch_control.noise_rule,
         value_at(there.lr, trunk.epoch),
         value_at(there.momentum, trunk.epoch),
         batch_there / stages.global_batch_sizes[0],
@@ -148,7 +137,7 @@ def control_of(
         epochs=phase.epochs,
         rank=rank,
         world_size=world_size,
-        noise=config.batch_control.noise,
+        noise_rule=config.batch_control.noise_rule,
         until_epoch=phase.until_epoch if phase.until_epoch < phase.epochs else math.inf,
         max_steps=config.train.max_steps,
     )

@@ -14,8 +14,6 @@ from rich.text import Text
 
 from megabatch.schedule.clock import Clock
 
-__all__ = ["Progress"]
-
 
 class _BarWithText(Bar):
     """The bar on one row, the numbers on the next, so that both fit a narrow terminal."""
@@ -32,7 +30,7 @@ class Progress:
 
     def __init__(self, is_main: bool, line_every_seconds: float = 5.0) -> None:
         self._console = Console(highlight=False, soft_wrap=True)
-        self._is_main = is_main
+        self.is_main = is_main
         self._line_every_seconds = line_every_seconds
         self._bar: _BarWithText | None = None
         self._task: TaskID | None = None
@@ -42,14 +40,16 @@ class Progress:
 
     def say(self, line: str) -> None:
         """A line that stays."""
-        if self._is_main:
+        if self.is_main:
             self._console.print(line, markup=False)
 
     @contextmanager
     def showing(self, clock: Clock, end_samples: int) -> Iterator[None]:
         """Show progress from this point of the run to `end_samples`, until the block ends."""
         self._end_samples = end_samples
-        self._start(clock)
+        self._began = (time.monotonic(), clock.samples)
+        if self.is_main and self._console.is_terminal:
+            self._start_bar(clock)
         try:
             yield
         finally:
@@ -57,28 +57,22 @@ class Progress:
                 self._bar.stop()
                 self._bar = None
 
-    def _start(self, clock: Clock) -> None:
-        self._began = (time.monotonic(), clock.samples)
-        if self._is_main and self._console.is_terminal:
-            columns = (
-                TextColumn("epoch {task.fields[epoch]}"),
-                BarColumn(bar_width=None),
-                TimeElapsedColumn(),
-                TextColumn("eta"),
-                TimeRemainingColumn(),
-            )
-            self._bar = _BarWithText(*columns, console=self._console, expand=True)
-            self._task = self._bar.add_task(
-                "train",
-                total=self._end_samples,
-                completed=clock.samples,
-                epoch=f"{clock.epoch:.2f}",
-            )
-            self._bar.start()
+    def _start_bar(self, clock: Clock) -> None:
+        columns = (
+            TextColumn("epoch {task.fields[epoch]}"),
+            BarColumn(bar_width=None),
+            TimeElapsedColumn(),
+            TextColumn("eta"),
+            TimeRemainingColumn(),
+        )
+        self._bar = _BarWithText(*columns, console=self._console, expand=True)
+        epoch = f"{clock.epoch:.2f}"
+        self._task = self._bar.add_task("train", total=self._end_samples, completed=clock.samples, epoch=epoch)
+        self._bar.start()
 
     def show(self, clock: Clock, row: dict[str, Any]) -> None:
         """Show the newest step; evaluated ones get a line of their own."""
-        if not self._is_main:
+        if not self.is_main:
             return
         text = self._describe(row)
         if self._bar is not None and self._task is not None:

@@ -5,17 +5,20 @@ Torch-free, so that a folder that cannot be used is refused before any worker st
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from megabatch.config import Config, differences
 from megabatch.errors import CheckpointError
-from megabatch.files import lock, write_atomically
+from megabatch.files import UnreadableError, flatten, lock, read_text, write_atomically
 from megabatch.recipes import config_from_toml
-
-__all__ = ["changes_on_resume", "check_output", "config_of_run", "default_output", "hold"]
+from megabatch.report.untrusted import read_table, text
 
 # The last worker of a killed run may take a moment to disappear.
 _LOCK_SECONDS = 10.0
@@ -29,11 +32,23 @@ _HARMLESS = (
     "comm.bucket_mb",
     "comm.max_restarts",
     "comm.timeout_seconds",
+    "comm.hang_seconds",
+    "comm.wait_seconds",
     "data.path",
     "data.prefetch_ghosts",
+    "data.loader_threads",
+    "data.loader_processes",
     "train.evaluation_batch_size",
+    "train.digest_every_steps",
+    "train.audit_every_steps",
     "reference.",
     "log.",
+)
+
+# What the last bits of a ghost batch's gradient depend on, as environment.json records it.
+_OF_BITS = (
+    *("arithmetic.", "device", "threads_per_worker"),
+    *("versions.megabatch", "versions.numpy", "versions.pillow", "versions.torch"),
 )
 
 # These do, and may yet change when a run is resumed: how a run goes on further, and how one that diverged is saved.
@@ -49,14 +64,19 @@ def default_output(recipe: str) -> Path:
     return path
 
 
+def is_default_output(name: str, recipe: str) -> bool:
+    """Whether `default_output` could have made this name of a folder."""
+    return re.fullmatch(rf"{re.escape(recipe)}-\d{{8}}-\d{{6}}(-\d+)?", name) is not None
+
+
 def config_of_run(folder: Path) -> Config:
     """The settings a run was made with."""
     path = folder / "config.toml"
     if not path.is_file():
         raise CheckpointError(f"'{folder}' is not a run folder (it has no config.toml); give the folder of a run")
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(path)
+    except OSError as error:
         raise CheckpointError(f"'{path}' cannot be read ({error}); the run folder is damaged") from None
     return config_from_toml(text, source=f"'{path}'")
 
@@ -91,13 +111,41 @@ def check_output(folder: Path, config: Config, resume: bool, *, same_result: boo
         raise CheckpointError(f"'{folder}' exists and is not a run folder; choose another --output")
 
 
-def changes_on_resume(folder: Path, config: Config) -> list[str]:
-    """What is computed otherwise from here on, for a person; ask before `hold`, which saves the new settings."""
+def changed_bits(folder: Path, environment: dict[str, Any]) -> str:
+    """What bits depend on and is not as in the run's environment.json; empty when all is, or when it cannot be read."""
+    try:
+        before = dict(flatten(read_table(folder / "environment.json") or {}, max_depth=2))
+    except UnreadableError:
+        return ""
+    now = dict(flatten(environment, max_depth=2))
+    return ", ".join(
+        f"{name} {text(before.get(name), 60) or 'unset'} -> {text(now.get(name), 60) or 'unset'}"
+        for name in sorted(before.keys() | now.keys() if before else ())
+        if name.startswith(_OF_BITS) and before.get(name) != now.get(name)
+    )
+
+
+def changes_on_resume(folder: Path, config: Config, environment: dict[str, Any]) -> list[str]:
+    """What is computed otherwise from here on, for a person; ask before `hold`, which saves the new settings.
+
+    environment: what the new environment.json will say.
+    """
     if not (folder / "config.toml").is_file():
         return []
     changed = differences(config_of_run(folder), config).items()
     lrs = [(name, values) for name, values in changed if name.endswith(".lr")]
-    return [f"changed        {name} from here on: {theirs} -> {ours}" for name, (theirs, ours) in lrs]
+    lines = [f"changed        {name} from here on: {theirs} -> {ours}" for name, (theirs, ours) in lrs]
+    if bits := changed_bits(folder, environment):
+        lines.append(f"changed        {bits}: the last bits may differ from here on")
+    return lines
+
+
+def digest_of(config: Config, *facts: object) -> str:
+    """A short digest of all settings that change what is computed, and of further facts that do."""
+    settings = dict(flatten(config.model_dump(mode="json")))
+    told = {name: value for name, value in settings.items() if not name.startswith(_HARMLESS)}
+    content = json.dumps([sorted(told.items()), [str(fact) for fact in facts]])
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 @contextmanager

@@ -9,21 +9,50 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
-from megabatch.errors import CheckpointError, MegabatchError
+from megabatch.comm.messages import broadcast_bytes
+from megabatch.errors import CheckpointError, MegabatchError, TrainingError
 from megabatch.schedule.batch import Step
 from megabatch.schedule.clock import Clock
-from megabatch.train.branch import TrainingState, load_training_state, training_state
-from megabatch.train.checkpoint import check_fits, decode, link_best, newest_whole, save_checkpoint
+from megabatch.train.branch import TrainingState, copied, load_training_state, training_state
+from megabatch.train.checkpoint import (
+    CheckpointWriter,
+    check_fits,
+    decode,
+    link_best,
+    newest_whole,
+    refusing_damage,
+    save_checkpoint,
+)
 from megabatch.train.components import Components
 from megabatch.train.world import raise_everywhere
 
-__all__ = ["RunState", "restore", "save"]
+
+@dataclass(frozen=True)
+class Member:
+    """What a branch has left behind: one member of an ensemble."""
+
+    member: int  # its number, from 1 on
+    from_epoch: float  # of the trunk, where the branch began
+    epochs: float  # its length
+    top1: float
+    top5: float
+    val_loss: float
+    file: str  # its weights in the run folder; empty on other ranks than the main one
+
+
+@dataclass(frozen=True)
+class MadeStep:
+    """A step that counts and is still to be evaluated, logged and saved."""
+
+    before: Clock
+    scheduled: dict[str, float]
+    columns: dict[str, Any]
+    is_last: bool
+    stop_wanted: bool
 
 
 @dataclass
@@ -34,7 +63,7 @@ class RunState:
     phase: int = 0  # its number
     trunk_clock: Clock | None = None  # where the trunk waits while a branch goes on
     seen_samples: int = 0  # of all phases
-    members: list[dict[str, Any]] = field(default_factory=list)  # the branches that are done
+    members: list[Member] = field(default_factory=list)  # the branches that are done
     trunk_top1: float | None = None  # of its last evaluation
     skipped_steps: int = 0  # gradients so far that were not finite
     skipped_in_a_row: int = 0
@@ -62,10 +91,10 @@ class RunState:
         """A branch begins; the trunk waits where it is."""
         self.trunk_clock, self.clock = self.clock, branch_clock
 
-    def return_to_trunk(self, member: dict[str, Any]) -> None:
+    def return_to_trunk(self, member: Member) -> None:
         """A branch is over and has left this member behind; steps are counted on."""
         assert self.trunk_clock is not None
-        self.members = [*(one for one in self.members if one["member"] != member["member"]), member]
+        self.members = [*(one for one in self.members if one.member != member.member), member]
         self.clock, self.trunk_clock = replace(self.trunk_clock, steps=self.clock.steps), None
         self.skipped_in_a_row = 0
 
@@ -79,7 +108,9 @@ class RunState:
 
     def count_evaluation(self, top1: float) -> bool:
         """Weights were evaluated after a step; whether they are the best so far."""
-        is_best = top1 > self.best_top1
+        is_best = (
+            top1 > self.best_top1 or self.best_step == self.clock.steps
+        )  # said again when a step is finished again
         if is_best:
             self.best_top1, self.best_step = top1, self.clock.steps
         return is_best
@@ -92,6 +123,19 @@ class RunState:
         """So much time has passed in the loop, over all parts of the run."""
         self.wall_seconds = seconds
 
+    def refuse_to_diverge(self, max_skipped_steps: int, lr: float) -> None:
+        """Stop a run whose gradients have not been finite for too many steps in a row.
+
+        Raises:
+            TrainingError: where that was, and what to do.
+        """
+        if self.skipped_in_a_row > max_skipped_steps:
+            raise TrainingError(
+                f"{self.skipped_in_a_row} steps in a row had gradients that are not finite (the last at step "
+                f"{self.clock.steps}, epoch {self.epoch:.3f}, lr {lr:g}; at most {max_skipped_steps} are skipped); "
+                "lower optimizer.lr or lengthen its warm-up, then --resume"
+            )
+
     def state_dict(self) -> dict[str, Any]:
         """Plain values only."""
         return asdict(self)
@@ -99,79 +143,94 @@ class RunState:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state`."""
         trunk = state["trunk_clock"]
-        clocks = {"clock": Clock(**state["clock"]), "trunk_clock": Clock(**trunk) if trunk else None}
-        for name, value in {**state, **clocks}.items():
+        typed = {
+            "clock": Clock(**state["clock"]),
+            "trunk_clock": Clock(**trunk) if trunk else None,
+            "members": [Member(**member) for member in state["members"]],
+        }
+        for name, value in {**state, **typed}.items():
             setattr(self, name, value)
 
 
-def save(
-    parts: Components, run: RunState, trunk: TrainingState | None, folder: Path, metrics_bytes: int, is_best: bool
-) -> None:
-    """Write a checkpoint; every rank must call it, the main one writes. `trunk` is what a branch returns to."""
-    state = training_state(parts.network, parts.optimizer, parts.statistics, parts.scaler)
-    if not parts.world.is_main:
-        return
-    state |= {
-        "seed": parts.config.train.seed,
-        "world_size": parts.world.size,
-        "metrics_bytes": metrics_bytes,
-        "run": run.state_dict(),
+def whole_state(components: Components, state: RunState, trunk: TrainingState | None) -> dict[str, Any]:
+    """Everything that the run goes on from; tensors are the live ones. `trunk` is what a branch returns to."""
+    exact = components.exact
+    own = training_state(components.network, components.optimizer, components.statistics, components.scaler, exact)
+    return own | {
+        "seed": components.config.train.seed,
+        "world_size": components.world.size,
+        "run": state.state_dict(),
         "trunk": trunk,
-        "noise": parts.noise.state_dict() if parts.noise else None,
-        "adaptive": parts.adaptive.state_dict() if parts.adaptive else None,
+        "noise": components.noise_scale.state_dict() if components.noise_scale else None,
+        "adaptive": components.adaptive.state_dict() if components.adaptive else None,
     }
-    settings = parts.config.checkpoint
-    save_checkpoint(folder / "checkpoints", state, run.clock.steps, settings.keep, best=is_best)
+
+
+def take_state(components: Components, state: RunState, saved: dict[str, Any]) -> None:
+    """Go on from what `whole_state` gave, here or elsewhere."""
+    state.load_state_dict(saved["run"])
+    load_training_state(
+        saved, components.network, components.optimizer, components.statistics, components.scaler, components.exact
+    )
+    if components.noise_scale and saved["noise"]:
+        components.noise_scale.load_state_dict(saved["noise"])
+    if components.adaptive and saved["adaptive"]:
+        components.adaptive.load_state_dict(saved["adaptive"])
+
+
+def save(
+    components: Components,
+    state: RunState,
+    trunk: TrainingState | None,
+    folder: Path,
+    metrics_bytes: int,
+    is_best: bool,
+    writer: CheckpointWriter,
+) -> None:
+    """Copy the state and let `writer` make a checkpoint of it; the main rank does. A branch returns to `trunk`."""
+    if not components.world.is_main:
+        return
+    saved = whole_state(components, state, trunk) | {"metrics_bytes": metrics_bytes}
+    steps, keep = state.clock.steps, components.config.checkpoint.keep
+    write = partial(save_checkpoint, folder / "checkpoints", copied(saved), steps, keep, best=is_best)
+    writer.submit(write, best=is_best)
 
 
 def restore(
-    parts: Components, run: RunState, folder: Path, say: Callable[[str], None]
+    components: Components, state: RunState, folder: Path, say: Callable[[str], None]
 ) -> tuple[int, TrainingState | None]:
     """Continue from the newest whole checkpoint, if any.
 
     Returns the length of the metrics file that belongs to it, and the trunk when the run was inside a branch.
     """
-    state = _broadcast_state(parts, folder, say)
-    if state is None:
+    saved = _broadcast_state(components, folder, say)
+    if saved is None:
         say(f"no checkpoint in '{folder}' yet: starting from the beginning")
         return 0, None
-    check_fits(state, parts.network.state_dict(), f"run folder '{folder}'")
-    num_images, given = state["run"]["clock"]["samples_per_epoch"], run.clock.samples_per_epoch
-    if num_images != given:
-        raise CheckpointError(
-            f"run folder '{folder}' was trained on {num_images} images, the data given has {given}; "
-            "resume with the same data, or choose another --output"
-        )
-    run.load_state_dict(state["run"])
-    load_training_state(state, parts.network, parts.optimizer, parts.statistics, parts.scaler)
-    if parts.noise and state["noise"]:
-        parts.noise.load_state_dict(state["noise"])
-    if parts.adaptive and state["adaptive"]:
-        parts.adaptive.load_state_dict(state["adaptive"])
-    if parts.world.is_main and run.best_step:
-        link_best(folder / "checkpoints", run.best_step)
-    then = f" (then on {state['world_size']} workers)" if state["world_size"] != parts.world.size else ""
-    say(f"resuming after step {run.clock.steps}, epoch {run.epoch:.3f}{then}")
-    return int(state["metrics_bytes"]), state["trunk"]
+    with refusing_damage(str(folder)):
+        check_fits(saved, components.network.state_dict(), f"run folder '{folder}'")
+        num_images, given = saved["run"]["clock"]["samples_per_epoch"], state.clock.samples_per_epoch
+        if num_images != given:
+            raise CheckpointError(
+                f"run folder '{folder}' was trained on {num_images} images, the data given has {given}; "
+                "resume with the same data, or choose another --output"
+            )
+        take_state(components, state, saved)
+        if components.world.is_main and state.best_step:
+            link_best(folder / "checkpoints", state.best_step)
+        then = f" (then on {saved['world_size']} workers)" if saved["world_size"] != components.world.size else ""
+        say(f"resuming after step {state.clock.steps}, epoch {state.epoch:.3f}{then}")
+        return int(saved["metrics_bytes"]), saved["trunk"]
 
 
-def _broadcast_state(parts: Components, folder: Path, say: Callable[[str], None]) -> dict[str, Any] | None:
+def _broadcast_state(components: Components, folder: Path, say: Callable[[str], None]) -> dict[str, Any] | None:
     data: bytes | None = None
     problem: MegabatchError | None = None
-    if parts.world.is_main:
+    if components.world.is_main:
         try:
             data = newest_whole(folder / "checkpoints", say)
         except MegabatchError as error:
             problem = error
     raise_everywhere(problem)
-    if parts.world.size > 1:
-        length = torch.tensor([len(data) if data else 0], device=parts.device)
-        dist.broadcast(length, src=0)
-        num_bytes = int(length.item())
-        content = torch.empty(num_bytes, dtype=torch.uint8, device=parts.device)
-        if data:
-            content.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        if num_bytes:
-            dist.broadcast(content, src=0)
-        data = content.cpu().numpy().tobytes()
+    data = broadcast_bytes(data)
     return decode(data, str(folder)) if data else None

@@ -8,45 +8,52 @@ run's state is written by `state.py` alone.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from megabatch.comm.failures import is_lost_contact
 from megabatch.comm.shape import GridShape
 from megabatch.config import Config
-from megabatch.data.augment import Augmentation
-from megabatch.data.loader import GhostLoader
-from megabatch.errors import MegabatchError, TrainingError
-from megabatch.files import write_atomically, write_json
+from megabatch.errors import MegabatchError
+from megabatch.files import lock, write_atomically, write_json
 from megabatch.optim.build import schedule_optimizer
 from megabatch.schedule.clock import Clock
-from megabatch.schedule.control import BatchControl
+from megabatch.train.audit import weights_digest
 from megabatch.train.branch import TrainingState, branch
-from megabatch.train.components import Feeds, build_components, image_size_at, largest_image_size
+from megabatch.train.checkpoint import CheckpointWriter
+from megabatch.train.components import build_components
 from megabatch.train.describe import derived_lines, describe_environment, describe_gradients
-from megabatch.train.ensemble import weights_bytes, write_member
-from megabatch.train.evaluate import Evaluation, evaluate, measure_statistics
-from megabatch.train.metrics import Recorder, Stopwatch, gather_ranks, row_of, summary_of, write_page
+from megabatch.train.elastic import ElasticRun, LeftRunError
+from megabatch.train.ensemble import member_file, weights_bytes, write_member
+from megabatch.train.evaluate import Evaluation, Evaluator
+from megabatch.train.feed import Feeds
+from megabatch.train.metrics import Recorder, Stopwatch, gather_ranks, row_of, summary_of, whole_rows, write_page
 from megabatch.train.phases import TrainingPhase, control_of, phases_of, planned_samples, resolved, start_clock
 from megabatch.train.progress import Progress
 from megabatch.train.run_dir import changes_on_resume, hold
-from megabatch.train.state import RunState, restore, save
+from megabatch.train.state import MadeStep, Member, RunState, restore, save, take_state, whole_state
 from megabatch.train.step import train_step, warm_up_pass
 from megabatch.train.stop import StopRequest
 from megabatch.train.world import World, raise_everywhere
 
-__all__ = ["Ending", "Trainer"]
+T = TypeVar("T")
+
+_CACHED_ROWS = 64
 
 
 class Ending(Enum):
     """How a phase came to its end."""
 
     OVER = "over"  # the next phase can begin
+    AGAIN = "again"  # go on with a new loader: an exact sum did not fit, or others take part
     LIMIT = "limit"  # train.max_steps
     STOPPED = "stopped"  # a signal
 
@@ -68,30 +75,42 @@ class Trainer:
         *,
         resume: bool = False,
         plan: str = "",
+        elastic: ElasticRun | None = None,
     ) -> None:
         self.config, self.world, self.device, self.folder = config, world, device, folder
         self.grid, self.stop, self.resume, self.plan = grid, stop, resume, plan
         self.progress = Progress(is_main=world.is_main)
-        self.parts = build_components(config, world, grid, device)
-        self.feeds = Feeds(config, world, folder, self.parts.train_source, self.parts.val_source)
+        self.components = build_components(config, world, grid, device)
+        name = elastic.name if elastic else str(world.rank)
+        sources = self.components.train_source, self.components.val_source
+        self.feeds = Feeds(config, world.local_size, folder / f"broken.{name}.jsonl", *sources)
+        self.evaluator = Evaluator(self.components, self.feeds.val)
         self.watch = Stopwatch(host_clock_tells=device.type == "cpu")
-        num_images = len(self.parts.train_source)
+        num_images = len(self.components.train_source)
         self.phases = phases_of(config)
         self.state = RunState(start_clock(config, self.phases[0], num_images))
         self.planned_samples = planned_samples(config, num_images)
         self.recorder: Recorder | None = None  # on the main rank
+        self.writer = CheckpointWriter()
+        self.rows: deque[dict[str, Any]] = deque(maxlen=_CACHED_ROWS)  # the newest, for the next main rank
+        self.made: MadeStep | None = None  # the newest step, until it is finished
+        self.elastic = elastic  # for a run whose workers come and go
+        self.hosts: list[str] = []  # by rank
+        self.workers: tuple[str, ...] = ()  # names of those who take part in an elastic run
         self.trunk_state: TrainingState | None = None  # what the branch that is going on returns to
-        self._evaluation: Evaluation | None = None  # of the weights as they are now
-        self._published = False  # whether the network has the batch-norm statistics that belong to them
         self._result: Evaluation | None = None  # of the model that the run leaves behind
-        self._weights = b""  # of that model, on the main rank
+        self.is_concluding = False
         self._began = 0.0
 
     def run(self) -> dict[str, Any]:
         """Train, and return the summary of the run."""
         with ExitStack() as stack:
-            environment = self._open(stack)
-            warm_up_pass(self.parts)
+            stack.enter_context(self.components)
+            if self.elastic is None:
+                warm_up_pass(self.components)
+            if self.elastic is None or self.elastic.begin(self, stack):
+                self._open(stack)
+            stack.enter_context(self.writer)
             stack.enter_context(self.progress.showing(self._overall(), self.planned_samples))
             self._began = time.perf_counter() - self.state.wall_seconds
 
@@ -100,16 +119,7 @@ class Trainer:
                 if ending != Ending.OVER:
                     break
 
-            stopped_by = (self.stop.signal_name or "a signal to another rank") if ending == Ending.STOPPED else ""
-            summary = summary_of(self.state, self.config, self.world.size, self._result, stopped_by)
-            summary["broken_images"] = self.feeds.total_broken(self.device)
-            ranks = gather_ranks(self.watch, environment["hosts"])
-            if self.recorder is not None:
-                if self._weights:
-                    write_atomically(self.folder / "model.safetensors", self._weights)
-                write_json(self.folder / "ranks.json", ranks)
-                write_json(self.folder / "summary.json", summary)
-                self.recorder.end(summary)
+            summary = self._together(lambda: self._conclude(ending))
         if self.world.is_main:
             write_page(self.folder, self.progress.say)
         return summary
@@ -117,227 +127,271 @@ class Trainer:
     def _run_phase(self, planned: TrainingPhase) -> Ending:
         """Train a phase; a branch leaves its member behind, the last phase the model of the run."""
         with self._entered(planned) as phase:
-            ending = self._train_steps(phase)
+            while (ending := self._together(lambda: self._train_steps(phase))) == Ending.AGAIN:
+                pass
             if ending == Ending.OVER and phase.is_branch:
-                self._finish_member(phase)
+                self._together(lambda: self._finish_member(phase))
             if ending != Ending.OVER or phase.number == len(self.phases) - 1:
-                self._finish_model(phase, ending)
+                self._together(lambda: self._finish_model(phase, ending))
         return ending
 
+    def _together(self, action: Callable[[], T]) -> T:
+        """Do what needs every rank. In an elastic run, when one is lost on the way: again, with those who are left."""
+        while True:
+            try:
+                return action()
+            except Exception as error:
+                if self.elastic is None or not is_lost_contact(error):
+                    raise
+                self.elastic.meet_again(self)
+
     def _train_steps(self, phase: TrainingPhase) -> Ending:
-        """Make the steps that are left of a phase: step, evaluate, log, checkpoint."""
-        config, parts, state = self.config, self.parts, self.state
-        control = control_of(config, phase, state.clock, self.world.rank, self.world.size, parts.adaptive)
+        """Make the steps that are left of a phase, as long as the same ranks take part."""
+        config, components, state = self.config, self.components, self.state
+        if state.phase != phase.number:
+            return Ending.OVER  # a rank that was further has shared its state
+        if self.made is not None:  # with others than those who are there now
+            self._finish_step(phase, self.made)
+        control = control_of(config, phase, state.clock, self.world.rank, self.world.size, components.adaptive)
+        loader = self.feeds.open_loader(phase, control, state.past_epochs, self.device)
         # The control closes before the loader, whose thread may wait for it.
-        with closing(self._loader(phase, control)) as loader, closing(control):
+        with closing(loader), closing(control):
             for step, ghosts in loader:
                 scheduled = schedule_optimizer(
-                    parts.optimizer, phase.optimizer, step.epoch, step=step, past_epochs=state.past_epochs
+                    components.optimizer, phase.optimizer, step.epoch, step=step, past_epochs=state.past_epochs
                 )
-                result = train_step(
-                    parts,
+                make = partial(
+                    train_step,
+                    components,
                     step,
-                    ghosts,
-                    phase.seed,
-                    self.watch,
-                    stop_wanted=self.stop.wanted,
+                    seed=phase.seed,
+                    watch=self.watch,
+                    stop_wanted=self.stop.wanted and not self._leaves(),
+                    ask_wanted=self.elastic is not None and self.elastic.wants_to_ask(self.world),
                     measure_noise=not phase.is_branch,
                 )
-                before = state.clock
+                is_first = components.exact is not None and components.exact.is_new
+                held = list(ghosts) if is_first else ghosts  # the first step is always repeated
+                result = make(ghosts=held)
+                if result is None and is_first:
+                    result = make(ghosts=held)
+                if result is None:
+                    return Ending.AGAIN
+                self.made = MadeStep(state.clock, scheduled, result.columns, step.is_last, result.stop_wanted)
                 state.count_step(step, result.step_seconds, result.applied)
-                self._weights_changed()
-                if parts.adaptive and not phase.is_branch:
-                    parts.adaptive.observe(state.clock.epoch, result.noise)
+                if components.adaptive and not phase.is_branch:
+                    components.adaptive.observe(state.clock.epoch, result.noise_average)
+                self.evaluator.weights_changed()
 
-                is_best = False
-                evaluate_now = step.is_last or state.clock.crosses(before, config.train.evaluate_every_epochs)
-                if evaluate_now and not result.stop_wanted:
-                    is_best = state.count_evaluation(self._evaluate(phase).top1)
-
-                state.note_wall_seconds(time.perf_counter() - self._began)
-                row = row_of(state, phase.name, scheduled, result, self._evaluation)
-                self.progress.show(self._overall(), row)
-                if self.recorder is not None:
-                    self.recorder.append(row)
-                self._refuse_to_diverge(scheduled["lr"])
-
-                save_now = result.stop_wanted or step.is_last or is_best or self._checkpoint_is_due(before)
-                # A run whose gradients are not finite may be lost: its last good checkpoints must not make way for it.
-                # The best weights so far are good ones, and `best` must not name a file that is not there.
-                if save_now and (result.applied or result.stop_wanted or is_best):
-                    self._save(phase, is_best)
+                self._finish_step(phase, self.made)
                 if result.stop_wanted:
                     return Ending.STOPPED
+                if self._leaves():
+                    self.save_here()
+                    raise LeftRunError(f"left the run after step {state.clock.steps}; the others go on")
+                if self.elastic is not None and result.ask_wanted and self.elastic.has_changed(self):
+                    return Ending.AGAIN
         return Ending.OVER if control.is_over(state.clock.samples) else Ending.LIMIT
 
-    def _open(self, stack: ExitStack) -> dict[str, Any]:
-        """Take the run folder, say what will be done, and restore the newest checkpoint of a run that is resumed."""
-        parts, say = self.parts, self.progress.say
+    def _leaves(self) -> bool:
+        return self.elastic is not None and self.elastic.leaves(self.world, self.stop)
+
+    def _finish_step(self, phase: TrainingPhase, made: MadeStep) -> None:
+        """Evaluate, log and save after a step that counts already; every rank must call it."""
+        config, state = self.config, self.state
+        is_best = False
+        evaluate_now = made.is_last or state.clock.crosses(made.before, config.train.evaluate_every_epochs)
+        if evaluate_now and not made.stop_wanted:
+            is_best = state.count_evaluation(self._evaluate(phase).top1)
+
+        save_now = made.stop_wanted or made.is_last or is_best or self._checkpoint_is_due(made.before)
+        state.note_wall_seconds(time.perf_counter() - self._began)
+        row = row_of(state, phase.name, made.scheduled, made.columns, self.evaluator.found)
+        if (save_now or self._digest_is_due()) and (self.world.is_main or self.elastic):
+            weights, statistics = self.components.network.state_dict(), self.components.statistics.state_dict()
+            row["weights_digest"] = weights_digest(weights, statistics)
+        self.rows.append(row)
+        self.progress.show(self._overall(), row)
+        if self.recorder is not None:
+            self.recorder.append(row)
+        self.writer.check()
+        state.refuse_to_diverge(config.train.max_skipped_steps, made.scheduled["lr"])
+
+        # A run whose gradients are not finite may be lost: its last good checkpoints must not make way for it.
+        # The best weights so far are good ones, and `best` must not name a file that is not there.
+        if save_now and (made.columns["applied"] or made.stop_wanted or is_best):
+            self._save(phase, is_best)
+        self.made = None
+
+    def _open(self, stack: ExitStack) -> None:
+        """Take the run folder, say what will be done, and restore a run that is resumed; every rank must call it."""
+        config, components, say = self.config, self.components, self.progress.say
         environment = describe_environment(self.world, self.grid, self.device)
         problem: MegabatchError | None = None
         if self.world.is_main:
-            source = parts.train_source
-            environment |= describe_gradients(parts.network, source.channels, self.config.data.image_size)
+            channels, image_size = components.train_source.channels, config.data.image_size
+            environment |= describe_gradients(components.network, channels, image_size)
             try:
-                self._take_folder(stack, environment)
+                for line in changes_on_resume(self.folder, config, environment) if self.resume else []:
+                    say(line)
+                stack.enter_context(hold(self.folder, config, self.resume))
+                write_json(self.folder / "environment.json", environment)
+                if self.plan:
+                    write_atomically(self.folder / "plan.json", self.plan)
             except MegabatchError as error:
                 problem = error
         raise_everywhere(problem)
-        lines = derived_lines(self.config, self.state.clock, self.world.size, self.grid, parts.network)
-        for line in [*lines, *parts.choices]:
+        lines = derived_lines(config, self.state.clock, self.world.size, self.grid, components.network)
+        for line in [*lines, *(components.hook.explanation if components.hook else [])]:
             say(line)
         metrics_bytes = 0
         if self.resume:
-            metrics_bytes, self.trunk_state = restore(parts, self.state, self.folder, say)
+            metrics_bytes, self.trunk_state = restore(components, self.state, self.folder, say)
+        self.hosts = environment["hosts"]
         if self.world.is_main:
-            recorder = Recorder(self.folder, metrics_bytes, self.state.clock.steps, self.config, say)
-            self.recorder = stack.enter_context(closing(recorder))
-        return environment
+            self._record(stack, metrics_bytes)
 
-    def _take_folder(self, stack: ExitStack, environment: dict[str, Any]) -> None:
-        for line in changes_on_resume(self.folder, self.config) if self.resume else []:
-            self.progress.say(line)
-        stack.enter_context(hold(self.folder, self.config, self.resume))
-        write_json(self.folder / "environment.json", environment)
-        if self.plan:
-            write_atomically(self.folder / "plan.json", self.plan)
+    def enter_world(self, world: World, grid: GridShape, names: tuple[str, ...], hosts: list[str]) -> None:
+        """Go on in another world of an elastic run, whose gradients already travel there."""
+        self.world, self.grid, self.workers, self.hosts = world, grid, names, hosts
+        self.progress.is_main = world.is_main
+        self.evaluator.weights_changed()  # a step that is finished again is evaluated by all or by none
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that another worker needs to go on from here."""
+        made = asdict(self.made) if self.made else None
+        return whole_state(self.components, self.state, self.trunk_state) | {"made": made, "rows": list(self.rows)}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Go on from where another worker is."""
+        take_state(self.components, self.state, saved)
+        made = saved["made"]
+        self.made = MadeStep(**{**made, "before": Clock(**made["before"])}) if made else None
+        self.trunk_state = saved["trunk"]
+        self.rows.extend(saved["rows"])
+
+    def take_over(self, stack: ExitStack) -> None:
+        """Become the main rank of a run that goes on: write down what the one before did not, and a checkpoint."""
+        stack.enter_context(lock(self.folder / ".lock", 0.0))  # a main rank that hangs may still hold it
+        keep_bytes, last_step = whole_rows(self.folder / "metrics.jsonl", self.state.clock.steps)
+        recorder = self._record(stack, keep_bytes)
+        for row in self.rows:
+            if row["step"] > last_step:
+                recorder.append(row)
+        self.save_here()
+
+    def save_here(self) -> None:
+        """Write a checkpoint on the main rank, without talking to the others."""
+        if self.recorder is not None:
+            is_best = self.state.best_step == self.state.clock.steps
+            metrics_bytes = self.recorder.num_bytes
+            save(self.components, self.state, self.trunk_state, self.folder, metrics_bytes, is_best, self.writer)
+
+    def hand_over(self) -> None:
+        """Another rank is the main one now, and writes."""
+        self.writer.forget()
+        if self.recorder is not None:
+            self.recorder.close()
+            self.recorder = None
+
+    def _record(self, stack: ExitStack, keep_bytes: int) -> Recorder:
+        self.recorder = Recorder(self.folder, keep_bytes, self.state.clock.steps, self.config, self.progress.say)
+        stack.callback(self.hand_over)
+        return self.recorder
+
+    def _conclude(self, ending: Ending) -> dict[str, Any]:
+        """Write what the run leaves behind, and return its summary; every rank must call it."""
+        self.writer.flush()
+        self.is_concluding = True
+        stopped_by = (self.stop.signal_name or "a signal to another rank") if ending == Ending.STOPPED else ""
+        summary = summary_of(self.state, self.config, self.world.size, self._result, stopped_by)
+        summary["broken_images"] = self.feeds.total_broken(self.device)
+        ranks = gather_ranks(self.watch, self.hosts)
+        if self.recorder is not None:
+            if ending != Ending.STOPPED:
+                write_atomically(self.folder / "model.safetensors", self._final_weights(ending))
+            write_json(self.folder / "ranks.json", ranks)
+            write_json(self.folder / "summary.json", summary)
+            self.recorder.end(summary)
+        if self.elastic is not None and self.world.size > 1:
+            torch.distributed.barrier()  # nobody leaves before the files are there: another may have to write them
+        return summary
+
+    def _final_weights(self, ending: Ending) -> bytes:
+        """The last collapsed member, or the network as it is."""
+        if ending == Ending.OVER and self.state.members:
+            return (self.folder / self.state.members[-1].file).read_bytes()
+        return weights_bytes(self.components.network)
 
     @contextmanager
     def _entered(self, phase: TrainingPhase) -> Iterator[TrainingPhase]:
         """Begin a phase, or continue the one that `restore` found; after a branch the trunk is as it was before."""
-        parts, state = self.parts, self.state
+        components, state = self.components, self.state
         is_new = state.enter_phase(phase.number)
         if not phase.is_branch:
             if is_new and phase.reset_momentum:
-                parts.optimizer.state.clear()
+                components.optimizer.state.clear()
             yield phase
             return
         with branch(
-            parts.network,
-            parts.optimizer,
-            parts.statistics,
-            parts.scaler,
+            components.network,
+            components.optimizer,
+            components.statistics,
+            components.scaler,
+            components.exact,
             reset_momentum=phase.reset_momentum,
             trunk=self.trunk_state,
         ) as trunk_state:
             self.trunk_state = trunk_state
             if state.trunk_clock is None:
-                state.leave_trunk(start_clock(self.config, phase, len(parts.train_source), state.clock.steps))
+                state.leave_trunk(start_clock(self.config, phase, len(components.train_source), state.clock.steps))
             assert state.trunk_clock is not None
-            measured = parts.adaptive.at(parts.adaptive.observed) if parts.adaptive else None
+            measured = components.adaptive.at(components.adaptive.observed) if components.adaptive else None
             yield resolved(phase, self.config, state.trunk_clock, measured)
         self.trunk_state = None
-        self._weights_changed()
+        self.evaluator.weights_changed()
 
     def _finish_member(self, phase: TrainingPhase) -> None:
         """Write the member that a branch has become."""
-        found = self._evaluation or self._evaluate(phase)  # there is none when a run is resumed at this very point
         state = self.state
-        assert state.trunk_clock is not None
-        # Only the main rank writes the list of members down; the others need just its length.
-        file = write_member(self.folder, phase.member, self.parts.network) if self.world.is_main else ""
-        state.return_to_trunk(
-            {
-                "member": phase.member,
-                "from_epoch": state.trunk_clock.epoch,
-                "epochs": state.clock.epoch,
-                "top1": found.top1,
-                "top5": found.top5,
-                "val_loss": found.loss,
-                "file": file,
-            }
-        )
+        if state.trunk_clock is None:  # a rank that was further has shared its state
+            return
+        found = self._evaluate(phase)
+        file = member_file(phase.member)
+        if self.world.is_main:
+            write_member(self.folder, file, self.components.network)
+        start, length = state.trunk_clock.epoch, state.clock.epoch
+        state.return_to_trunk(Member(phase.member, start, length, found.top1, found.top5, found.loss, file))
 
     def _finish_model(self, phase: TrainingPhase, ending: Ending) -> None:
-        """Take what the run leaves behind: the last collapsed member, or the network as it is; nothing when stopped."""
-        if ending == Ending.STOPPED:
-            return
+        """Find out how good the model is that the run leaves behind; nothing when it was stopped."""
         if ending == Ending.OVER and self.state.members:
             member = self.state.members[-1]
-            self._result = Evaluation(member["top1"], member["top5"], member["val_loss"], len(self.parts.val_source))
-            self._weights = (self.folder / member["file"]).read_bytes() if self.world.is_main else b""
-            return
-        # There is no evaluation when nothing was left to train: a finished run was resumed.
-        self._result = self._evaluation or self._evaluate(phase)
-        self._weights = weights_bytes(self.parts.network) if self.world.is_main else b""
-
-    def _loader(self, phase: TrainingPhase, control: BatchControl) -> GhostLoader:
-        config, size_at, past_epochs = self.config, image_size_at(self.config), self.state.past_epochs
-        return GhostLoader(
-            self.parts.train_source,
-            Augmentation(**phase.augment.model_dump()),
-            lambda epoch: size_at(past_epochs + epoch),  # a branch does not go back to the small images of the start
-            phase.seed,
-            iter(control),
-            rank=self.world.rank,
-            world_size=self.world.size,
-            prefetch_ghosts=config.data.prefetch_ghosts,
-            pin_for=self.device if self.device.type == "cuda" else None,
-            feeding=self.feeds.train,
-            largest_image_size=largest_image_size(config),
-        )
+            self._result = Evaluation(member.top1, member.top5, member.val_loss, len(self.components.val_source))
+        elif ending != Ending.STOPPED:
+            self._result = self._evaluate(phase)
 
     def _evaluate(self, phase: TrainingPhase) -> Evaluation:
         """Exact accuracy of the weights as they are now; every rank must call it."""
-        parts, config = self.parts, self.config
-        self._publish(phase)
-        [self._evaluation] = evaluate(
-            [parts.network],
-            parts.val_source,
-            config.data.image_size,
-            parts.normalise,
-            parts.autocast,
-            config.train.evaluation_batch_size,
-            self.device,
-            self.feeds.val,
-        )
+        found = self.evaluator.evaluate(phase, self.state.clock.samples)
         if not phase.is_branch:
-            self.state.note_trunk_top1(self._evaluation.top1)
-        return self._evaluation
-
-    def _publish(self, phase: TrainingPhase) -> None:
-        """Give the network the batch-norm statistics it is to be evaluated and saved with; every rank must call it."""
-        if self._published:
-            return
-        parts = self.parts
-        parts.statistics.publish()
-        if num_ghosts := self.config.norm.exact_batches:
-            with parts.autocast():
-                measure_statistics(
-                    parts.network,
-                    self.config,
-                    parts.train_source,
-                    parts.normalise,
-                    num_ghosts=num_ghosts,
-                    augment=phase.augment,
-                    seed=phase.seed,
-                    start_samples=self.state.clock.samples,
-                )
-        self._published = True
-
-    def _weights_changed(self) -> None:
-        """Forget what was found out about the weights before."""
-        self._evaluation, self._published = None, False
+            self.state.note_trunk_top1(found.top1)
+        return found
 
     def _save(self, phase: TrainingPhase, is_best: bool) -> None:
-        """Write a checkpoint; every rank must call it."""
-        self._publish(phase)
+        """Begin to write a checkpoint; every rank must call it."""
+        self.evaluator.publish(phase, self.state.clock.samples)
         metrics_bytes = self.recorder.num_bytes if self.recorder else 0
-        save(self.parts, self.state, self.trunk_state, self.folder, metrics_bytes, is_best)
+        save(self.components, self.state, self.trunk_state, self.folder, metrics_bytes, is_best, self.writer)
 
     def _checkpoint_is_due(self, before: Clock) -> bool:
         settings, clock = self.config.checkpoint, self.state.clock
         by_steps = bool(settings.every_steps) and clock.steps % settings.every_steps == 0
         return by_steps or clock.crosses(before, settings.every_epochs)
 
-    def _refuse_to_diverge(self, lr: float) -> None:
-        state, limit = self.state, self.config.train.max_skipped_steps
-        if state.skipped_in_a_row > limit:
-            raise TrainingError(
-                f"{state.skipped_in_a_row} steps in a row had gradients that are not finite (the last at step "
-                f"{state.clock.steps}, epoch {state.epoch:.3f}, lr {lr:g}; at most {limit} are skipped); "
-                "lower optimizer.lr or lengthen its warm-up, then --resume"
-            )
+    def _digest_is_due(self) -> bool:
+        every = self.config.train.digest_every_steps
+        return bool(every) and self.state.clock.steps % every == 0
 
     def _overall(self) -> Clock:
         """Images of all phases together, as a clock."""

@@ -1,45 +1,32 @@
 """The world of workers this process belongs to, read from what the launcher left in the environment.
 
     torchrun        RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+    megabatch       the same, and MEGABATCH_LAUNCHED
     srun            SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, SLURM_STEP_NODELIST (the first host is the meeting point)
     mpirun          OMPI_COMM_WORLD_RANK / _SIZE / _LOCAL_RANK / _LOCAL_SIZE, or PMI_RANK / PMI_SIZE (MPICH, Intel)
 
 A launcher that is only half recognised is an error: a process that quietly formed a world of its own would train
-alone and overwrite what the others write. Reading is pure and needs no torch; `join` then meets the others.
+alone and overwrite what the others write. Reading is pure and needs no torch; `meeting.join` then meets the others.
 """
 
 from __future__ import annotations
 
-import gc
-import itertools
 import re
-import socket
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
 from megabatch.errors import CheckpointError, LaunchError, MegabatchError
+from megabatch.machine import host_name
 
 if TYPE_CHECKING:
     import torch
-    from torch._C._distributed_c10d import Store
 
-__all__ = [
-    "ALONE",
-    "World",
-    "choose_device",
-    "first_host",
-    "join",
-    "num_accelerators",
-    "present_world",
-    "raise_everywhere",
-    "read_world",
-]
+LAUNCHED_VARIABLE = "MEGABATCH_LAUNCHED"
+"""Set for workers that `megabatch` itself has started, to the process id of their launcher."""
 
-Launcher = Literal["torchrun", "srun", "mpirun", "none"]
+Launcher = Literal["megabatch", "elastic", "torchrun", "srun", "mpirun", "none"]
 
 
 @dataclass(frozen=True)
@@ -53,12 +40,24 @@ class World:
     launcher: Launcher
     meeting_host: str
     meeting_port: int
-    attempt: int = 0  # how often the elastic launcher has restarted the group
+    attempt: int = 0  # how often the launcher has restarted the group; `meeting.join` makes all ranks agree
     store_is_hosted: bool = False  # the launcher already serves the store at the meeting point
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or not 0 <= self.rank < self.size:
+            raise LaunchError(
+                f"rank {self.rank} does not fit a world of {self.size}; ranks run from 0 to the world's size less one: "
+                "check the launcher's variables"
+            )
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all workers are on this host."""
+        return self.local_size == self.size
 
 
 ALONE = World(rank=0, size=1, local_rank=0, local_size=1, launcher="none", meeting_host="", meeting_port=0)
@@ -69,11 +68,11 @@ def present_world() -> World | None:
     """The world of torch's default process group, or None when there is no group yet; every rank must call it."""
     import torch.distributed as dist
 
+    from megabatch.comm.messages import gather
+
     if not dist.is_initialized():
         return None
-    hosts: list[str] = [""] * dist.get_world_size()
-    dist.all_gather_object(hosts, socket.gethostname())
-    rank = dist.get_rank()
+    hosts, rank = gather(host_name(), str), dist.get_rank()
     local_rank = hosts[:rank].count(hosts[rank])
     return World(rank, len(hosts), local_rank, hosts.count(hosts[rank]), "none", meeting_host="", meeting_port=0)
 
@@ -119,35 +118,23 @@ def _integer(environ: Mapping[str, str], name: str, launcher: str, default: int 
         raise LaunchError(f"{name}='{text}' is not a number; {launcher} must set it to one") from None
 
 
-def _checked(world: World) -> World:
-    if world.size < 1 or not 0 <= world.rank < world.size:
-        raise LaunchError(
-            f"rank {world.rank} does not fit a world of {world.size}; ranks run from 0 to the world's size less one: "
-            "check the launcher's variables"
-        )
-    return world
-
-
 def _from_torchrun(environ: Mapping[str, str]) -> World:
     name = "torchrun"
-    size = _integer(environ, "WORLD_SIZE", name)
     host = environ.get("MASTER_ADDR")
     if host is None:
         raise LaunchError(
             "RANK and WORLD_SIZE are set but MASTER_ADDR is not; start the workers with torchrun, or set it"
         )
-    return _checked(
-        World(
-            rank=_integer(environ, "RANK", name),
-            size=size,
-            local_rank=_integer(environ, "LOCAL_RANK", name),
-            local_size=_integer(environ, "LOCAL_WORLD_SIZE", name, default=1),
-            launcher="torchrun",
-            meeting_host=host,
-            meeting_port=_integer(environ, "MASTER_PORT", name),
-            attempt=_integer(environ, "TORCHELASTIC_RESTART_COUNT", name, default=0),
-            store_is_hosted=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        )
+    return World(
+        rank=_integer(environ, "RANK", name),
+        size=_integer(environ, "WORLD_SIZE", name),
+        local_rank=_integer(environ, "LOCAL_RANK", name),
+        local_size=_integer(environ, "LOCAL_WORLD_SIZE", name, default=1),
+        launcher="megabatch" if LAUNCHED_VARIABLE in environ else "torchrun",
+        meeting_host=host,
+        meeting_port=_integer(environ, "MASTER_PORT", name),
+        attempt=_integer(environ, "TORCHELASTIC_RESTART_COUNT", name, default=0),
+        store_is_hosted=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
 
 
@@ -162,17 +149,15 @@ def _from_slurm(environ: Mapping[str, str]) -> World:
     # srun gives "4(x2),3": tasks on each node; this node's number is at its own position.
     per_node = _expand_counts(environ.get("SLURM_STEP_TASKS_PER_NODE", environ.get("SLURM_TASKS_PER_NODE", str(size))))
     node = _integer(environ, "SLURM_NODEID", name, default=0)
-    return _checked(
-        World(
-            rank=_integer(environ, "SLURM_PROCID", name),
-            size=size,
-            local_rank=_integer(environ, "SLURM_LOCALID", name),
-            local_size=per_node[node] if node < len(per_node) else 1,
-            launcher="srun",
-            meeting_host=environ.get("MASTER_ADDR") or first_host(nodes),
-            meeting_port=_port(environ, f"{environ.get('SLURM_JOB_ID', '')}.{environ['SLURM_STEP_ID']}"),
-            attempt=_integer(environ, "SLURM_RESTART_COUNT", name, default=0),
-        )
+    return World(
+        rank=_integer(environ, "SLURM_PROCID", name),
+        size=size,
+        local_rank=_integer(environ, "SLURM_LOCALID", name),
+        local_size=per_node[node] if node < len(per_node) else 1,
+        launcher="srun",
+        meeting_host=environ.get("MASTER_ADDR") or first_host(nodes),
+        meeting_port=_port(environ, f"{environ.get('SLURM_JOB_ID', '')}.{environ['SLURM_STEP_ID']}"),
+        attempt=_integer(environ, "SLURM_RESTART_COUNT", name, default=0),
     )
 
 
@@ -189,16 +174,14 @@ def _from_mpi(environ: Mapping[str, str], rank_name: str, size_name: str) -> Wor
             "add `-x MASTER_ADDR=<host of rank 0>` to mpirun"
         )
     job = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid") or environ.get("PMI_JOBID", "")
-    return _checked(
-        World(
-            rank=_integer(environ, rank_name, name),
-            size=size,
-            local_rank=local_rank,
-            local_size=local_size,
-            launcher="mpirun",
-            meeting_host=host,
-            meeting_port=_port(environ, job),
-        )
+    return World(
+        rank=_integer(environ, rank_name, name),
+        size=size,
+        local_rank=local_rank,
+        local_size=local_size,
+        launcher="mpirun",
+        meeting_host=host,
+        meeting_port=_port(environ, job),
     )
 
 
@@ -224,66 +207,15 @@ def first_host(nodes: str) -> str:
     return "".join(part for part in match.groups() if part)
 
 
-_joins = itertools.count()
-
-
-@contextmanager
-def join(world: World, backend: str, timeout_seconds: float) -> Iterator[Store]:
-    """Meet the other workers, make the default process group, yield the store they share; leave at the end.
-
-    Leaving waits for the threads of the group, once nothing holds it any more. One that is caught at work when the
-    interpreter goes down aborts the process: it needs the interpreter to let go of the tensors it sent.
-    """
-    import torch
-    import torch.distributed as dist
-    import torch.distributed.nn.functional
-    from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
-
-    # The functions of that module have the default group of the moment of its import as default argument. Whatever
-    # torch imports it later, such as the first step of an optimizer, would hold this group for ever.
-
-    timeout = timedelta(seconds=timeout_seconds)
-    try:
-        store: Store = HashStore()
-        if world != ALONE:
-            is_master = world.is_main and not world.store_is_hosted
-            store = TCPStore(world.meeting_host, world.meeting_port, is_master=is_master, timeout=timeout)
-        # The elastic launcher keeps one store over all restarts; without a prefix of its own a restarted Gloo worker
-        # finds the addresses of workers that no longer exist and cannot connect.
-        # Likewise a second run in the same processes must not find what the first one left.
-        own = PrefixStore(f"run-{next(_joins)}", store)
-        attempt = PrefixStore(f"attempt-{world.attempt}", own)
-        device = torch.device("cuda", world.local_rank) if backend == "nccl" else None
-        dist.init_process_group(
-            backend, store=attempt, rank=world.rank, world_size=world.size, timeout=timeout, device_id=device
-        )
-    except (RuntimeError, ValueError) as error:
-        raise LaunchError(
-            f"rank {world.rank} of {world.size} could not join the others at {world.meeting_host}:{world.meeting_port} "
-            f"within {timeout_seconds:g} s ({str(error).splitlines()[0]}); check that every worker was started and can "
-            "reach that address"
-        ) from error
-    ended_well = False
-    try:
-        yield own
-        ended_well = True
-    finally:
-        dist.destroy_process_group()
-        if ended_well:  # else another worker may be gone, and waiting for threads that wait for it would take long
-            gc.collect()  # DDP is part of a reference cycle that holds the group
-
-
 def raise_everywhere(problem: MegabatchError | None) -> None:
     """Raise what the main rank could not do on every rank, so that nobody waits for it; every rank must call it."""
-    import torch.distributed as dist
+    from megabatch.comm.messages import broadcast
 
-    text = [str(problem) if problem else ""]
-    if dist.get_world_size() > 1:
-        dist.broadcast_object_list(text)
+    text = broadcast(str(problem) if problem else "", str)
     if problem is not None:
         raise problem
-    if text[0]:
-        raise CheckpointError(text[0])
+    if text:
+        raise CheckpointError(text)
 
 
 def choose_device(backend: str, world: World | None) -> tuple[torch.device, str]:

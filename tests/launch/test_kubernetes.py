@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import stat
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from megabatch.errors import ConfigError
-from megabatch.launch.kubernetes import container_file, kubernetes_manifest
-from tests.launch.test_request import request
+from megabatch.launch.kubernetes import container_file, elastic_manifest, kubernetes_manifest, write_secret
+from tests.launch.test_script import request
 
 WANTED = request(output="/runs/a", gpus_per_node=4, cores_per_worker=2, overrides=("train.epochs=1",))
 
@@ -85,6 +87,37 @@ def test_a_trainjob() -> None:
     assert (made["apiVersion"], made["kind"]) == ("trainer.kubeflow.org/v1alpha1", "TrainJob")
     check(made["spec"], TRAINJOB)
     assert (made["spec"]["trainer"]["numNodes"], made["spec"]["trainer"]["numProcPerNode"]) == (2, 4)
+
+
+def test_an_elastic_run_has_a_lighthouse_a_job_and_a_secret_of_its_own(tmp_path: Path) -> None:
+    wanted = request(output="/runs/a", elastic=True, min_workers=2)
+    made = json.loads(elastic_manifest(wanted, "registry/x:1", "runs", namespace="team"))
+    service, deployment, job = made["items"]
+    assert [one["kind"] for one in made["items"]] == ["Service", "Deployment", "Job"]
+    assert {one["metadata"]["namespace"] for one in made["items"]} == {"team"}
+    pods = deployment["spec"]["template"]
+    assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"] == pods["metadata"]["labels"]
+    (lighthouse,) = pods["spec"]["containers"]
+    assert lighthouse["command"][3:] == ["lighthouse", "--bind", "$(POD_IP):29510", "--min-workers", "2"]
+    assert lighthouse["env"][0]["name"] == "POD_IP"
+    assert (job["spec"]["parallelism"], job["spec"]["completions"]) == (2, 2)
+    pod = job["spec"]["template"]["spec"]
+    (worker,) = pod["containers"]
+    assert worker["command"][-6:] == [
+        *("--workers", "4", "--min-workers", "2", "--elastic", f"{service['metadata']['name']}:29510")
+    ]
+    assert {one["name"] for one in worker["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+
+    file = tmp_path / "a.secret.json"
+    write_secret(wanted, file, "team")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    secret = json.loads(file.read_text())
+    token = secret["stringData"]["token"]
+    assert len(token) == 64
+    assert secret["metadata"]["name"] == pod["volumes"][-1]["secret"]["secretName"]
+    write_secret(wanted, file)
+    assert json.loads(file.read_text())["stringData"]["token"] == token
+    assert token not in json.dumps(made)
 
 
 @pytest.mark.parametrize(

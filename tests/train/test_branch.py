@@ -33,7 +33,7 @@ class Trunk:
         for _ in range(count):
             inputs = torch.randn(8, 4, generator=self.numbers, dtype=torch.float64)
             self.optimizer.zero_grad()
-            with self.statistics.ghost(1.0):
+            with self.statistics.ghost():
                 outputs = self.model(inputs)
             loss: Tensor = (outputs - inputs.sum(1, keepdim=True)).square().mean()
             loss.backward()
@@ -77,3 +77,23 @@ def _fail_in_a_branch(trunk: Trunk) -> None:
         assert trunk.optimizer.state
         trunk.step(2)
         raise ZeroDivisionError
+
+
+def test_exact_sums_return_to_the_shifts_of_the_trunk() -> None:
+    """Gradients of a branch are smaller; what the trunk sums next has the bits of a run without the branch."""
+    parameter = torch.zeros(3, requires_grad=True)
+    model, exact = nn.ParameterList([parameter]), megabatch.ExactSums().bind([parameter])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(value: float) -> None:
+        for _ in exact.attempts(1):
+            parameter.grad = torch.full((3,), value)
+            exact.add_ghost()
+
+    step(1.0)
+    before = exact.state_dict()
+    with branch(model, optimizer, exact=exact):
+        for value in (100.0, *[0.01] * 40):
+            step(value)
+        assert exact.state_dict() != before
+    assert exact.state_dict() == before

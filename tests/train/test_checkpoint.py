@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
+import threading
+from concurrent.futures import wait
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from megabatch.errors import CheckpointError
+from megabatch.errors import CheckpointError, WriteError
 from megabatch.files import write_atomically
 from megabatch.train import checkpoint
-from megabatch.train.checkpoint import FORMAT, check_fits, decode, newest_whole, read_checkpoint, save_checkpoint
+from megabatch.train.checkpoint import FORMAT, CheckpointWriter, check_fits, decode, newest_whole, save_checkpoint
+from tests.system.runs import read_checkpoint
 
 
 def state(number: int) -> dict[str, Any]:
@@ -202,6 +207,16 @@ def test_another_format_is_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("content", [[], [1], torch.zeros(3), "x", 1, None, {}, {"format": torch.zeros(2)}])
+def test_content_of_another_kind_is_one_line(content: Any) -> None:
+    out = io.BytesIO()
+    torch.save(content, out)
+    for data in (out.getvalue(), out.getvalue()[:-9], b""):
+        with pytest.raises(CheckpointError) as caught:
+            decode(data, "run")
+        assert "\n" not in str(caught.value)
+
+
 class Exploit:
     def __init__(self, victim: Path) -> None:
         self.victim = victim
@@ -245,3 +260,96 @@ def test_another_model_is_one_line(saved: dict[str, torch.Tensor], said: str) ->
     assert str(caught.value).startswith("run folder 'x' holds another model")
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_rank_that_comes_too_late_leaves_alone_what_is_newer(tmp_path: Path) -> None:
+    """The main rank hung, another one wrote on; then the first one wakes up in the middle of its own writing."""
+    save(tmp_path, 2, 4, 6)
+    parts = [tmp_path / ".step-00000008.pt.0f.part", tmp_path / "step-00000008.pt.sha256"]
+    for part in parts:  # the other one is at it
+        part.touch()
+    save(tmp_path, 3, best=True)
+    assert all(part.exists() for part in parts)
+    assert newest(tmp_path) == (6, [])
+    assert os.readlink(tmp_path / "last") == "step-00000006.pt"
+    assert not (tmp_path / "best").exists()
+
+
+class _Disk:
+    """Writes that wait until they are let through, and remember what they wrote."""
+
+    def __init__(self) -> None:
+        self.begun, self.may_go_on = threading.Semaphore(0), threading.Semaphore(0)
+        self.written: list[int] = []
+
+    def write(self, step: int) -> None:
+        self.begun.release()
+        self.may_go_on.acquire()
+        self.written.append(step)
+
+
+def test_nobody_waits_for_a_slow_disk_and_a_newer_checkpoint_replaces_one_that_waits() -> None:
+    disk = _Disk()
+    with CheckpointWriter() as writer:
+        writer.submit(lambda: disk.write(1), best=False)
+        disk.begun.acquire()
+        for step, best in ((2, False), (3, True), (4, False), (5, False)):
+            writer.submit(partial(disk.write, step), best=best)
+        assert disk.written == []  # and yet we got here
+        for _ in range(3):
+            disk.may_go_on.release()
+        writer.flush()
+        assert disk.written == [1, 3, 5]  # 2 and 4 were replaced; 3 is the best one so far
+        writer.submit(lambda: disk.write(6), best=False)
+        disk.may_go_on.release()
+    assert disk.written == [1, 3, 5, 6]
+
+
+def test_a_better_checkpoint_replaces_the_best_one_that_waits() -> None:
+    disk = _Disk()
+    with CheckpointWriter() as writer:
+        writer.submit(lambda: disk.write(1), best=True)
+        disk.begun.acquire()
+        for step in (2, 3):
+            writer.submit(partial(disk.write, step), best=True)
+        disk.may_go_on.release()
+        disk.may_go_on.release()
+    assert disk.written == [1, 3]
+
+
+def _full_disk() -> None:
+    raise WriteError("no space")
+
+
+def _fail_while_writing() -> None:
+    with CheckpointWriter() as writer:
+        writer.submit(_full_disk, best=False)
+        raise KeyError
+
+
+def test_what_went_wrong_in_the_background_is_raised_at_the_next_look() -> None:
+    for look in (CheckpointWriter.flush, lambda writer: writer.submit(print, best=False)):
+        writer = CheckpointWriter()
+        writer.submit(_full_disk, best=False)
+        wait([writer._pending[0][0]])
+        for _ in range(2):  # it is not forgotten
+            with pytest.raises(WriteError, match="no space"):
+                writer.check()
+        with pytest.raises(WriteError, match="no space"):
+            look(writer)
+    with pytest.raises(WriteError, match="no space"), CheckpointWriter() as writer:
+        writer.submit(_full_disk, best=False)
+    with pytest.raises(KeyError):  # what ends the run is the error to tell
+        _fail_while_writing()
+
+
+def test_a_rank_that_is_no_longer_the_main_one_drops_what_waits() -> None:
+    disk = _Disk()
+    with CheckpointWriter() as writer:
+        writer.submit(lambda: disk.write(1), best=False)
+        disk.begun.acquire()
+        writer.submit(_full_disk, best=True)
+        writer.forget()
+        writer.flush()
+        disk.may_go_on.release()
+    assert disk.written == [1]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 import megabatch
-from megabatch.errors import CheckpointError, GridError
+from megabatch.errors import CheckpointError, ConfigError, GridError, LaunchError
+from megabatch.train.entry import Elastic, TrainRequest, train_here
 from tests.ranks import run_ranks
 from tests.system.runs import clean_environment, small_config, train_on_ranks
 
@@ -23,6 +26,8 @@ SHORT = ("train.max_steps=3",)
 def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in set(os.environ) - set(clean_environment()):
         monkeypatch.delenv(name)
+    monkeypatch.setenv("MEGABATCH_TOKEN", "")  # an elastic run sets it for its workers: put back after the test
+    monkeypatch.delenv("MEGABATCH_TOKEN")
 
 
 def test_alone_it_trains_in_this_process_and_leaves_no_trace(tmp_path: Path) -> None:
@@ -52,9 +57,75 @@ def test_a_group_that_is_there_is_used_and_left_alone(tmp_path: Path) -> None:
     assert all(own[name].equal(ours[name]) for name in ours)
 
 
+def train_on_three_hosts(rank: int, folder: str) -> str:
+    os.environ["MEGABATCH_HOST"] = f"host-{rank // 2}"
+    megabatch.train(small_config(*SHORT), output=folder)
+    return str(json.loads((Path(folder) / "environment.json").read_text())["grid"])
+
+
+def test_the_default_grid_has_a_row_per_host(tmp_path: Path) -> None:
+    assert run_ranks(6, train_on_three_hosts, str(tmp_path / "run")) == ["[3, 2]"] * 6
+
+
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="give the run folder as output"):
         megabatch.train(small_config(), resume=True)
     with pytest.raises(GridError, match="2x2 needs 4"):
         megabatch.train(small_config(), output=tmp_path / "run", grid="2x2")
+    assert not (tmp_path / "run").exists()
+
+
+TOKEN = {"MEGABATCH_TOKEN": "0123456789abcdef" * 2}
+SRUN = {
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NTASKS": "2",
+    "SLURM_STEP_NODELIST": "a",
+}
+TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+
+
+@pytest.mark.parametrize(
+    ("lighthouse", "environ", "overrides", "said"),
+    [
+        ("", {}, ("comm.sums=float",), "elastic runs need exact sums, comm.sums is 'float'"),
+        ("", {}, ("comm.backend=nccl",), "elastic runs speak Gloo"),
+        ("", SRUN, (), "srun started this process as one of 2; give --elastic HOST:PORT"),
+        ("", TORCHRUN, (), "torchrun started this process as one of 2; give --elastic HOST:PORT"),
+        ("127.0.0.1:1", {}, (), "needs the token of the run"),
+        ("127.0.0.1:1", {"MEGABATCH_TOKEN": "short"}, (), "holds 5 bytes"),
+        ("nonsense", TOKEN, (), "'nonsense' is not usable .*give HOST:PORT"),
+    ],
+)
+def test_elastic_runs_that_cannot_work_are_refused_in_one_line(
+    lighthouse: str, environ: dict[str, str], overrides: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    request = TrainRequest(small_config(*overrides), tmp_path / "run", elastic=Elastic(lighthouse))
+    with pytest.raises((ConfigError, LaunchError), match=said) as caught:
+        train_here(request, 1, environ)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("lighthouse", ["", "127.0.0.1:1"])
+def test_an_elastic_run_without_torchft_names_the_extra(
+    lighthouse: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torchft", None)
+    monkeypatch.setitem(sys.modules, "torchft.coordination", None)
+    request = TrainRequest(small_config(), tmp_path / "run", elastic=Elastic(lighthouse))
+    with pytest.raises(LaunchError, match=r"need torchft; pip install 'megabatch\[elastic\]'"):
+        train_here(request, 1, TOKEN)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_lighthouse_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    membership = pytest.importorskip("megabatch.train.membership")
+    pytest.importorskip("torchft", reason="torchft is an extra: pip install megabatch[elastic]")
+    monkeypatch.setattr(membership, "_CONNECT_SECONDS", 0.5)
+    request = TrainRequest(small_config(), tmp_path / "run", elastic=Elastic("127.0.0.1:1"))
+    with pytest.raises(LaunchError, match=r"no lighthouse answers at 127\.0\.0\.1:1") as caught:
+        train_here(request, 1, TOKEN)
+    assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()

@@ -59,12 +59,12 @@ def normalise(images: Tensor) -> Tensor:
     return images.float() / 255.0
 
 
-def no_autocast() -> torch.autocast:
-    return torch.autocast("cpu", enabled=False)
+def settings(images_per_pass: int, *overrides: str) -> Config:
+    return small_config(f"data.image_size={SIZE}", f"train.evaluation_batch_size={images_per_pass}", *overrides)
 
 
 def run(network: nn.Module, images: ImageArray, images_per_pass: int = 10) -> Evaluation:
-    [found] = evaluate([network], images, SIZE, normalise, no_autocast, images_per_pass, torch.device("cpu"))
+    [found] = evaluate([network], images, settings(images_per_pass), normalise)
     return found
 
 
@@ -144,10 +144,7 @@ def test_the_network_runs_under_the_given_precision() -> None:
             seen.append(logits.dtype)
             return logits
 
-    def bf16() -> torch.autocast:
-        return torch.autocast("cpu", dtype=torch.bfloat16)
-
-    [found] = evaluate([Watching()], source(), SIZE, normalise, bf16, 50, torch.device("cpu"))
+    [found] = evaluate([Watching()], source(), settings(50, "train.precision=bf16"), normalise)
     assert set(seen) == {torch.bfloat16}
     assert found.loss == pytest.approx(oracle(source(), Network())[2], rel=2e-2)
 
@@ -163,7 +160,7 @@ class Shifted(Network):
 
 def together(rank: int) -> list[Evaluation]:
     networks = [Shifted(seed) for seed in range(3)]
-    return evaluate(networks, source(), SIZE, normalise, no_autocast, 10, torch.device("cpu"))
+    return evaluate(networks, source(), settings(10), normalise)
 
 
 def test_an_ensemble_averages_probabilities_and_counts_every_image_once() -> None:
@@ -224,16 +221,13 @@ def test_statistics_are_those_of_the_ghosts_that_follow_in_the_stream(world_size
         assert found == pytest.approx([means.mean(), variances.mean() + means.var()], rel=1e-9)
 
 
-class WithHoles:
+class WithHoles(Source):
     """Images of which one in five cannot be read."""
 
     def __init__(self) -> None:
         whole = images()
         self.name, self.num_classes, self.channels, self.labels = "holes", 3, 1, whole.labels
         self._images = whole.images
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     def read(self, index: int) -> NDArray[np.uint8]:
         if index % 5 == 0:

@@ -12,7 +12,7 @@ import pytest
 
 from megabatch.report.run import read_metrics
 from megabatch.train import metrics
-from megabatch.train.metrics import PARTS, WARM_UP_STEPS, Recorder, Stopwatch, gather_ranks, ranks_table, write_page
+from megabatch.train.metrics import PARTS, WARM_UP_STEPS, Recorder, Stopwatch, gather_ranks, write_page
 from tests.ranks import run_ranks
 from tests.report.folders import make_run
 
@@ -101,7 +101,7 @@ def test_a_device_that_runs_behind_its_host_leaves_its_parts_unknown(clock: list
         one_step(watch, clock, forward=2.0)
     means = dict(zip(PARTS, watch.means(), strict=True))
     assert (means["data"], means["communication"]) == (1.0, 1.5)
-    table = ranks_table([watch.means()], ["host"], 2)
+    table = gather_ranks(watch, ["host"])
     assert json.loads(json.dumps(table, allow_nan=False))["ranks"] == [
         {
             "rank": 0,

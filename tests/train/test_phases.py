@@ -114,7 +114,7 @@ def test_values_of_a_branch_start_where_the_trunk_is() -> None:
     assert value_at(optimizer.weight_decay, 1.0) == 5e-4
     assert value_at(optimizer.momentum, 1.0) == 0.9
     # 48 instead of the first stage's 40: a rule that keeps the noise has raised the trunk's lr by then.
-    raised = config_of(*overrides, "batch_control.noise=lr")
+    raised = config_of(*overrides, "batch_control.noise_rule=lr")
     optimizer = resolved(phases_of(raised)[1], raised, TRUNK).optimizer
     assert value_at(optimizer.lr, 0.0) == pytest.approx(1.2 * begin)
     own = config_of(*overrides, "collapse.lr=0.05", "collapse.momentum=0.5", "collapse.weight_decay=2e-4")

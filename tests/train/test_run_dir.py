@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -76,9 +77,13 @@ def test_a_folder_with_a_run_needs_resume(run: Path) -> None:
     "override",
     [
         "train.threads_per_worker=1",
+        "train.digest_every_steps=7",
+        "train.audit_every_steps=7",
         "checkpoint.keep=5",
         "comm.bucket_mb=1",
         "data.path=elsewhere",
+        "data.loader_threads=2",
+        "data.loader_processes=2",
         "reference.time=later",
     ],
 )
@@ -95,11 +100,27 @@ def test_what_may_change_on_resume_changes_the_result(run: Path, override: str) 
 
 
 def test_a_changed_rate_is_told(run: Path) -> None:
-    assert changes_on_resume(run, config("optimizer.weight_decay=0.1")) == []
-    (said,) = changes_on_resume(run, config("optimizer.lr=0.3"))
+    assert changes_on_resume(run, config("optimizer.weight_decay=0.1"), {}) == []
+    (said,) = changes_on_resume(run, config("optimizer.lr=0.3"), {})
     assert said.startswith("changed        optimizer.lr from here on: ")
     assert said.endswith("-> 0.3")
-    assert changes_on_resume(run / "nothing", config()) == []
+    assert changes_on_resume(run / "nothing", config(), {}) == []
+
+
+def test_what_bits_depend_on_is_told_when_it_changes(run: Path) -> None:
+    versions = {"torch": "2.12", "python": "3.11"}
+    before = {"threads_per_worker": 1, "versions": versions, "arithmetic": {"onednn": True}, "workers": 2, "hosts": []}
+    now = {**before, "threads_per_worker": 2, "versions": {**versions, "torch": "2.13", "python": "3.12"}, "workers": 4}
+    assert changes_on_resume(run, config(), now) == []  # nothing is known of before
+    (run / "environment.json").write_text(json.dumps(before))
+    assert changes_on_resume(run, config(), before) == []
+    (said,) = changes_on_resume(run, config(), now | {"arithmetic": {"onednn": True, "MKL_CBWR": "AVX2"}})
+    assert said == (
+        "changed        arithmetic.MKL_CBWR unset -> AVX2, threads_per_worker 1 -> 2, versions.torch 2.12 -> 2.13: "
+        "the last bits may differ from here on"
+    )
+    (run / "environment.json").write_text('{"threads_per_worker": ')
+    assert changes_on_resume(run, config(), now) == []
 
 
 @pytest.mark.parametrize(

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
-import time
-from datetime import timedelta
-
 import pytest
 import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 
 from megabatch.errors import LaunchError
 from megabatch.train import world as world_module
-from megabatch.train.world import World, choose_device, first_host, join, read_world
-from tests.ranks import run_ranks
+from megabatch.train.world import LAUNCHED_VARIABLE, World, choose_device, first_host, read_world
 
 TORCHRUN = {
     "RANK": "3",
@@ -63,7 +54,7 @@ def test_no_launcher_no_world() -> None:
     assert read_world({"SLURM_NTASKS": ""}) is None
 
 
-def test_torchrun() -> None:
+def test_torchrun_and_our_own_launcher() -> None:
     found = read_world(TORCHRUN)
     assert found == World(3, 8, 1, 2, "torchrun", "head", 29400)
     assert not found.is_main
@@ -71,6 +62,8 @@ def test_torchrun() -> None:
     found = read_world(elastic)
     assert found == World(0, 8, 1, 2, "torchrun", "head", 29400, attempt=2, store_is_hosted=True)
     assert found.is_main
+    ours = read_world({**TORCHRUN, LAUNCHED_VARIABLE: "77"})
+    assert ours == World(3, 8, 1, 2, "megabatch", "head", 29400)
     other_store = read_world({**elastic, "TORCHELASTIC_USE_AGENT_STORE": "False"})
     assert other_store is not None
     assert not other_store.store_is_hosted
@@ -240,94 +233,6 @@ def test_nonsense_in_a_variable_is_one_line(environ: dict[str, str], words: list
     said = complaint(environ)
     for word in words:
         assert word in said
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-def lonely(_rank: int, ports: list[int]) -> list[tuple[str, float]]:
-    """Worker 1 finds nobody at the meeting point; worker 0 opens it and nobody comes; somebody else holds the port."""
-    dist.destroy_process_group()
-    found = []
-    with socket.socket() as occupant:
-        occupant.bind(("127.0.0.1", ports[2]))
-        occupant.listen()
-        for rank, port in ((1, ports[0]), (0, ports[1]), (0, ports[2])):
-            world = World(rank, 2, rank, 2, "torchrun", "127.0.0.1", port)
-            began = time.monotonic()
-            try:
-                with join(world, "gloo", 1.0):
-                    found.append(("joined", 0.0))
-            except LaunchError as error:
-                found.append((str(error), time.monotonic() - began))
-            assert not dist.is_initialized()
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)  # the helper leaves it at the end
-    return found
-
-
-def test_a_missing_peer_is_one_line_with_the_address_after_the_time_limit() -> None:
-    ports = [free_port() for _ in range(3)]
-    found = run_ranks(1, lonely, ports)[0]
-    for (said, seconds), rank, port in zip(found, (1, 0, 0), ports, strict=True):
-        assert f"rank {rank} of 2 could not join the others at 127.0.0.1:{port} within 1 s" in said
-        assert "\n" not in said
-        assert seconds < 30
-
-
-def meet(rank: int, port: int, attempt: int) -> float:
-    dist.destroy_process_group()
-    if rank == 0:
-        time.sleep(0.5)  # worker 1 is there first: only what an earlier attempt has left could mislead it
-    world = World(rank, 2, rank, 2, "torchrun", "127.0.0.1", port, attempt=attempt, store_is_hosted=True)
-    limit = timedelta(seconds=30)
-    with join(world, "gloo", 30.0) as store:
-        total = torch.tensor([rank + 1.0 + 10 * attempt])
-        dist.all_reduce(total)
-        store.set(f"seen-{attempt}-{rank}", "yes")
-        store.wait([f"seen-{attempt}-{1 - rank}"], limit)
-    assert not dist.is_initialized()
-    meeting = PrefixStore(f"end-{attempt}", TCPStore("127.0.0.1", port, timeout=limit))
-    dist.init_process_group("gloo", store=meeting, rank=rank, world_size=2, timeout=limit)  # the helper leaves it
-    return total.item()
-
-
-def test_workers_meet_again_after_a_restart_with_the_same_store() -> None:
-    """As under the elastic launcher: one store outlives the workers, who come again as new processes."""
-    agent = TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=30))
-    for attempt in (0, 1):
-        assert run_ranks(2, meet, agent.port, attempt) == [3.0 + 20 * attempt] * 2
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads are counted in /proc")
-def test_leaving_ends_the_threads_of_the_group() -> None:
-    """Left running, they abort a process that ends while one of them lets go of a tensor."""
-    code = f"""
-import os
-import torch
-import torch.distributed as dist
-from megabatch.train.world import World, join
-
-def threads():
-    names = [open(f"/proc/self/task/{{task}}/comm").read().strip() for task in os.listdir("/proc/self/task")]
-    return sorted(name for name in names if "gloo" in name)
-
-with join(World(0, 1, 0, 1, "torchrun", "127.0.0.1", {free_port()}), "gloo", 30.0):
-    network = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
-    network(torch.ones(1, 2)).sum().backward()
-    torch.optim.SGD(network.parameters(), 0.1).step()
-    import torch.distributed.nn.functional
-    dist.all_gather_object([None], "all")
-    assert threads(), "gloo's threads are not found by their names"
-    circle = [network]
-    circle.append(circle)
-    del network, circle
-assert threads() == [], threads()
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_without_devices_training_is_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,14 +12,13 @@ from pathlib import Path
 import pytest
 
 from megabatch.errors import ConfigError, LaunchError, MegabatchError
-from megabatch.train.launch import (
+from megabatch.train.local_workers import (
     ERROR_FILE_VARIABLE,
-    LAUNCHED_VARIABLE,
     leave_error,
     run_as_worker,
     start_workers,
 )
-from megabatch.train.world import World
+from megabatch.train.world import LAUNCHED_VARIABLE, World
 
 WORLD = World(1, 4, 1, 4, "torchrun", "127.0.0.1", 0)
 
@@ -92,11 +91,11 @@ def marks(folder: Path) -> list[str]:
 def test_workers_call_the_function_and_find_their_rank(tmp_path: Path) -> None:
     assert start_workers(3, mark, str(tmp_path)) == 0
     assert marks(tmp_path) == ["0.0", "1.0", "2.0"]
-    assert (tmp_path / "2.0").read_text() == f"3 3 2 1 {os.environ['OMP_NUM_THREADS']}"
+    assert (tmp_path / "2.0").read_text() == f"3 3 2 {os.getpid()} {os.environ['OMP_NUM_THREADS']}"
 
 
 def test_a_group_that_lost_a_worker_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("megabatch.train.launch._PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("megabatch.train.local_workers._PATIENCE_SECONDS", 0.2)
     assert start_workers(2, die_until, str(tmp_path), 2, 1, max_restarts=3) == 0
     assert marks(tmp_path) == ["0.0", "0.1", "0.2", "1.0", "1.1", "1.2"]
 
@@ -105,7 +104,7 @@ def test_a_group_that_lost_a_worker_is_started_again(tmp_path: Path, monkeypatch
 def test_workers_that_keep_dying_are_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, how: str
 ) -> None:
-    monkeypatch.setattr("megabatch.train.launch._PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("megabatch.train.local_workers._PATIENCE_SECONDS", 0.2)
     with pytest.raises(LaunchError) as caught:
         start_workers(2, die_until, str(tmp_path), 9, code, max_restarts=1)
     assert f"worker 1 ended with {how} and 1 restarts did not help" in str(caught.value)
@@ -153,7 +152,7 @@ def _ends(body: str, **variables: str) -> subprocess.CompletedProcess[str]:
     code = (
         "import os\n"
         "from megabatch.errors import *\n"
-        "from megabatch.train.launch import run_as_worker\n"
+        "from megabatch.train.local_workers import run_as_worker\n"
         "from megabatch.train.world import World\n"
         f"def work():\n    {body}\n"
         "run_as_worker(work, World(1, 4, 1, 4, 'torchrun', '127.0.0.1', 0), os.environ)\n"
@@ -183,3 +182,22 @@ def test_a_users_error_is_left_for_the_launcher(tmp_path: Path) -> None:
     done = _ends("raise ConfigError('do c')", **{ERROR_FILE_VARIABLE: str(tmp_path / "error")})
     assert (done.returncode, done.stderr) == (2, "")
     assert (tmp_path / "error").read_text() == "do c"
+
+
+def test_a_worker_does_not_outlive_the_launcher_of_ours_that_started_it() -> None:
+    worker = (
+        "import os, time\nfrom megabatch.train.local_workers import run_as_worker\n"
+        "from megabatch.train.world import ALONE\n"
+        "def work():\n    print('started', flush=True)\n    while True: time.sleep(1)\n"
+        "run_as_worker(work, ALONE, os.environ)\n"
+    )
+    launcher = (
+        "import os, subprocess, sys\n"
+        f"environ = os.environ | {{{LAUNCHED_VARIABLE!r}: str(os.getpid())}}\n"
+        "subprocess.run([sys.executable, '-c', sys.argv[1]], env=environ)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", launcher, worker], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        process.kill()
+        assert process.stdout.read() == ""  # the worker holds the pipe open for as long as it lives

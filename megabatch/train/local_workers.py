@@ -13,9 +13,11 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import secrets
 import signal
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,22 +28,21 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from megabatch.errors import CommunicationError, LaunchError, MegabatchError
+from megabatch.train.meeting import listen_at
 from megabatch.train.stop import heard_signals
-from megabatch.train.world import World
+from megabatch.train.token import TOKEN_VARIABLE
+from megabatch.train.world import LAUNCHED_VARIABLE, World
 
-__all__ = [
-    "ERROR_FILE_VARIABLE",
-    "LAUNCHED_VARIABLE",
-    "leave_error",
-    "run_as_worker",
-    "start_workers",
-]
-
-LAUNCHED_VARIABLE = "MEGABATCH_LAUNCHED"
 ERROR_FILE_VARIABLE = "MEGABATCH_ERROR_FILE"
+STARTED_VARIABLE = "MEGABATCH_STARTED"  # when the launcher of an elastic run began, in seconds since 1970
+REPLACES_VARIABLE = "MEGABATCH_REPLACES"  # set for a worker that takes the place of one that died
 
 # A worker whose peer is gone says whom it misses and ends by itself; one that hangs is killed after this time.
 _PATIENCE_SECONDS = 10.0
+LEFT_EXIT_CODE = 3
+"""Of a worker of an elastic run that was asked to leave: it is not replaced."""
+
+_SHORT_LIFE_SECONDS = 20.0  # of a worker that may never have made a step
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 
 
@@ -59,12 +60,13 @@ def start_workers(world_size: int, work: Callable[..., object], *args: object, m
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before a worker loads torch
     with tempfile.TemporaryDirectory(prefix="megabatch-") as scratch, _passing_on_signals() as passed_on:
-        launcher = os.getpid()
         error_file = Path(scratch) / "error"
         for attempt in range(max_restarts + 1):
-            store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            listener = listen_at("127.0.0.1", 0, local=True)
+            store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, master_listen_fd=listener)
             environment = {
-                LAUNCHED_VARIABLE: "1",
+                LAUNCHED_VARIABLE: str(os.getpid()),
+                TOKEN_VARIABLE: secrets.token_hex(32),
                 ERROR_FILE_VARIABLE: str(error_file),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(store.port),
@@ -73,8 +75,8 @@ def start_workers(world_size: int, work: Callable[..., object], *args: object, m
                 "TORCHELASTIC_USE_AGENT_STORE": "True",
                 "TORCHELASTIC_RESTART_COUNT": str(attempt),
             }
-            targets = [(launcher, {**environment, "RANK": str(r), "LOCAL_RANK": str(r)}) for r in range(world_size)]
-            failed = _run_group([(*target, work, args) for target in targets], passed_on, error_file)
+            of_ranks = [{**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)]
+            failed = _run_group([(of_rank, work, args) for of_rank in of_ranks], passed_on, error_file)
             if passed_on.signals:
                 return passed_on.signals[0]
             if error_file.is_file():
@@ -83,11 +85,76 @@ def start_workers(world_size: int, work: Callable[..., object], *args: object, m
                 return 0
         assert failed is not None
         rank, code = failed
-        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        raise LaunchError(
-            f"worker {rank} ended with {how} and {max_restarts} restarts did not help; "
-            "the run can go on from its last checkpoint with --resume"
-        )
+        raise _ended_badly(f"worker {rank} ended with {_how(code)}", max_restarts)
+
+
+def start_elastic_workers(world_size: int, work: Callable[..., object], *args: object, max_restarts: int = 0) -> int:
+    """Call `work(*args)` in new processes; one that dies is replaced, and the others are left alone.
+
+    Returns 0, or the signal that ended it. Workers that die soon after their start are replaced `max_restarts` times
+    in a row.
+
+    Raises: as `start_workers`.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before a worker loads torch
+    spawn = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory(prefix="megabatch-") as scratch, _passing_on_signals() as passed_on:
+        passed_on.as_number = signal.SIGINT  # the run is to stop; SIGTERM would make one worker leave
+        error_file = Path(scratch) / "error"
+        environment = {
+            LAUNCHED_VARIABLE: str(os.getpid()),
+            ERROR_FILE_VARIABLE: str(error_file),
+            STARTED_VARIABLE: str(time.time()),
+        }
+        running: dict[int, SpawnProcess] = {}
+        began: dict[int, float] = {}
+        short_lives, over = 0, False
+
+        def start() -> None:
+            worker = spawn.Process(target=_enter, args=(environment, work, args))
+            signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+            try:
+                worker.start()
+                passed_on.workers.append(worker)
+            finally:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+            running[worker.sentinel], began[worker.sentinel] = worker, time.monotonic()
+
+        try:
+            for _ in range(world_size):
+                start()
+            while running:  # workers that die while another is handled stay here until it is their turn
+                for sentinel in wait(list(running), timeout=1.0):
+                    assert isinstance(sentinel, int)
+                    worker = running.pop(sentinel)
+                    worker.join()
+                    if error_file.is_file():
+                        raise MegabatchError(error_file.read_text(encoding="utf-8"))
+                    over = over or worker.exitcode == 0 or bool(passed_on.signals)
+                    if over or worker.exitcode == LEFT_EXIT_CODE:
+                        continue
+                    is_short = time.monotonic() - began[sentinel] < _SHORT_LIFE_SECONDS
+                    short_lives = short_lives + 1 if is_short else 0
+                    if short_lives > max_restarts:
+                        raise _ended_badly(f"a worker ended with {_how(worker.exitcode or 0)}", max_restarts)
+                    environment[REPLACES_VARIABLE] = "1"
+                    start()
+        finally:
+            for worker in passed_on.workers:
+                if worker.is_alive():
+                    worker.kill()
+                    worker.join()
+    return passed_on.signals[0] if passed_on.signals else 0
+
+
+def _how(code: int) -> str:
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+def _ended_badly(what: str, max_restarts: int) -> LaunchError:
+    return LaunchError(
+        f"{what} and {max_restarts} restarts did not help; the run can go on from its last checkpoint with --resume"
+    )
 
 
 class _PassedOn:
@@ -96,12 +163,13 @@ class _PassedOn:
     def __init__(self) -> None:
         self.signals: list[int] = []
         self.workers: list[SpawnProcess] = []
+        self.as_number: int | None = None  # what the workers get instead of the signal itself
 
     def pass_on(self, number: int, _frame: FrameType | None) -> None:
         self.signals.append(number)
         for worker in self.workers:
             if worker.pid is not None and worker.is_alive():
-                os.kill(worker.pid, number if len(self.signals) == 1 else signal.SIGKILL)
+                os.kill(worker.pid, (self.as_number or number) if len(self.signals) == 1 else signal.SIGKILL)
 
 
 @contextmanager
@@ -152,9 +220,9 @@ def _run_group(arguments: list[tuple[Any, ...]], passed_on: _PassedOn, error_fil
     return failed
 
 
-def _enter(launcher: int, environment: dict[str, str], work: Callable[..., object], args: tuple[object, ...]) -> None:
+def _enter(environment: dict[str, str], work: Callable[..., object], args: tuple[object, ...]) -> None:
     """The first thing a worker does: end with its launcher, and end quietly on signals until it handles them itself."""
-    _end_with_parent(launcher)
+    _end_with_launcher(environment)
     for number in heard_signals(_SIGNALS):
         signal.signal(number, lambda number, _frame: os._exit(128 + number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
@@ -180,6 +248,7 @@ def leave_error(message: str, environ: Mapping[str, str]) -> bool:
 
 def run_as_worker(work: Callable[[], int], world: World, environ: Mapping[str, str], debug: bool = False) -> int:
     """Do the work of one worker; returns its exit code, or ends the process when another worker is gone."""
+    _end_with_launcher(environ)
     try:
         return work()
     except CommunicationError as error:
@@ -195,7 +264,9 @@ def run_as_worker(work: Callable[[], int], world: World, environ: Mapping[str, s
     except Exception as error:
         if debug:
             raise
-        if _is_lost_contact(error):
+        from megabatch.comm.failures import is_lost_contact  # torch is loaded by now
+
+        if is_lost_contact(error):
             _end_for_restart(f"worker {world.rank} of {world.size} lost its connection to another worker")
         # A bug, here or in the user's model: it would come again, so it is told once and nothing is tried again.
         first_line = str(error).strip().split("\n")[0]
@@ -211,21 +282,11 @@ def _end_for_restart(reason: str) -> NoReturn:
     os._exit(1)
 
 
-def _is_lost_contact(error: Exception) -> bool:
-    import torch
-    import torch.distributed as dist
-
-    # A device that fails is worth another try too. Gloo has no error class of its own; its messages begin with the
-    # path of its source file.
-    known = isinstance(error, (dist.DistError, torch.AcceleratorError))
-    return known or (isinstance(error, RuntimeError) and "gloo" in str(error).split("]")[0])
-
-
-def _end_with_parent(launcher: int) -> None:
-    """Ask Linux to kill this process when its launcher dies, so that no worker outlives a killed launcher."""
-    if not sys.platform.startswith("linux"):
+def _end_with_launcher(environ: Mapping[str, str]) -> None:
+    """Ask Linux to kill this process when the launcher of ours that started it dies, if there is one."""
+    if LAUNCHED_VARIABLE not in environ or not sys.platform.startswith("linux"):
         return
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG in <linux/prctl.h>
     ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGKILL)
-    if os.getppid() != launcher:  # it died before the request was in place
+    if os.getppid() != int(environ[LAUNCHED_VARIABLE]):  # it died before the request was in place
         os._exit(1)

@@ -1,0 +1,166 @@
+"""Runs for the benchmarks of faults: started, watched, and cleared away.
+
+A run is quick: generated images, a small network, steps of some 10 ms.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+WORKERS, STEPS, HANG_SECONDS = 4, 200, 3.0
+SETTINGS = (
+    "data.source=generated",
+    "data.image_size=12",
+    "data.generated.num_train=330",
+    "data.generated.num_val=103",
+    "model.width=8",
+    "train.global_batch_size=40",
+    "train.ghost_batch_size=8",
+    "train.epochs=1000",
+    "train.evaluate_every_epochs=3",
+    "train.threads_per_worker=1",
+    "optimizer.lr=0.2",
+    "checkpoint.every_epochs=0",
+    "checkpoint.every_steps=7",
+    "comm.max_restarts=100",
+    "comm.wait_seconds=120",
+    f"comm.hang_seconds={HANG_SECONDS}",
+    "log.to=[]",
+)
+PATIENCE_SECONDS = 240.0
+
+
+class Disturbed:
+    """One run and what is done to it."""
+
+    def __init__(self, scratch: Path, steps: int) -> None:
+        self.folder, self.temporary, self.steps = scratch / "run", scratch / "tmp", steps
+        self.temporary.mkdir(parents=True)
+        self.told = (scratch / "told").open("ab")
+        self.environment = {**os.environ, "TMPDIR": str(self.temporary), "MEGABATCH_TOKEN": secrets.token_hex(32)}
+        self.launchers: list[psutil.Popen] = []
+        self.guests: list[psutil.Popen] = []
+        self.family: set[psutil.Process] = set()  # all that were ever seen
+        self.founders: set[int] = set()
+        self.noted = 0  # changes of membership that earlier starts of the run noted
+
+    def start(self, workers: int = WORKERS, *, resume: bool = False) -> psutil.Popen:
+        words = [*command(self.folder, self.steps), "--workers", str(workers), "--elastic"]
+        launcher = psutil.Popen(
+            [*words, *["--resume"] * resume], env=self.environment, stdout=self.told, stderr=self.told
+        )
+        self.launchers.append(launcher)
+        self.founders, self.noted = set(), len(self.changes())
+        return launcher
+
+    def processes(self) -> list[psutil.Process]:
+        """The workers that live, of all launchers."""
+        found: list[psutil.Process] = []
+        for launcher in [*self.launchers, *self.guests]:
+            with contextlib.suppress(psutil.Error):
+                self.family.update(launcher.children(recursive=True))
+        for process in self.family:
+            with contextlib.suppress(psutil.Error):
+                is_worker = "spawn_main" in " ".join(process.cmdline())
+                if is_worker and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+                    found.append(process)
+        return found
+
+    def members(self) -> list[psutil.Process]:
+        """The workers that take part, by what the run itself has noted."""
+        pids = set(self.founders)
+        for change in self.changes()[self.noted :]:
+            pids -= {pid_of(name) for name in change["lost"]}
+            pids |= {pid_of(name) for name in change["joined"]}
+        return [process for process in self.processes() if process.pid in pids]
+
+    def main_rank(self) -> psutil.Process | None:
+        """The worker that has the metrics open."""
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error, OSError):
+                if any(file.path.endswith("metrics.jsonl") for file in process.open_files()):
+                    return process
+        return None
+
+    def rows(self) -> list[bytes]:
+        path = self.folder / "metrics.jsonl"
+        return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+
+    def changes(self) -> list[dict[str, Any]]:
+        path = self.folder / "membership.jsonl"
+        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+        return [json.loads(line) for line in lines]
+
+    def is_over(self) -> bool:
+        return all(launcher.poll() is not None for launcher in self.launchers)
+
+    def wait(self, met: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> bool:
+        """Wait for something; False when the run is over before."""
+        deadline = time.monotonic() + seconds
+        while not met():
+            if self.is_over():
+                return False
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"waited {seconds:g} s at step {len(self.rows())}")
+            time.sleep(0.005)
+        return True
+
+    def wait_for_step(self, step: int) -> bool:
+        """Wait for a step of this start of the run."""
+        reached = self.wait(lambda: len(self.rows()) >= step and self.main_rank() is not None)
+        if reached and not self.founders:
+            self.founders = {process.pid for process in self.processes()}
+        return reached
+
+    def add_guest(self) -> None:
+        """Start one more worker by a command of its own, which knows address and token."""
+        [address] = [one.laddr for one in self.launchers[-1].net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+        words = [*command(self.folder, self.steps), "--workers", "1", "--elastic", f"127.0.0.1:{address.port}"]
+        self.guests.append(psutil.Popen(words, env=self.environment, stdout=self.told, stderr=self.told))
+
+    def end(self) -> list[psutil.Process]:
+        """Free everything; returns the processes that were still there without need."""
+        self.processes()
+        psutil.wait_procs(self.guests, timeout=60)  # one that came late has yet to find out that the run is over
+        left = [p for p in self.family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        left = [process for process in psutil.wait_procs(left, timeout=5)[1] if isinstance(process, psutil.Process)]
+        for process in [*left, *self.launchers, *self.guests]:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        for launcher in [*self.launchers, *self.guests]:
+            launcher.wait(timeout=20)
+        self.told.close()
+        return left
+
+
+def command(folder: Path, steps: int) -> list[str]:
+    settings = [word for one in (*SETTINGS, f"train.max_steps={steps}") for word in ("--set", one)]
+    return [sys.executable, "-m", "megabatch", "train", "demo", "--output", str(folder), *settings]
+
+
+def pid_of(name: str) -> int:
+    return int(name.rsplit("-", 2)[1])
+
+
+def weights_of(folder: Path) -> str:
+    path = folder / "model.safetensors"
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
+
+
+def undisturbed(scratch: Path, steps: int) -> str:
+    folder = scratch / "undisturbed"
+    if not (folder / "model.safetensors").exists():
+        subprocess.run([*command(folder, steps), "--workers", "1"], check=True, stdout=subprocess.DEVNULL)
+    return weights_of(folder)

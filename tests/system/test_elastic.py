@@ -1,0 +1,128 @@
+"""Workers come and go: real processes, killed and replaced, and the bits of the undisturbed run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.system.runs import command, rows_of, start
+from tests.system.test_launch import wait_for_rows, workers_of
+
+pytest.importorskip("torchft", reason="torchft is an extra: pip install megabatch[elastic]")
+
+STEPS = 60
+SETTINGS = (
+    "train.max_steps=60",
+    "train.epochs=100",
+    "train.threads_per_worker=1",
+    "train.global_batch_size=128",
+    "comm.bucket_mb=0.02",
+)
+
+
+def weights_of(folder: Path) -> str:
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+def finished(process: subprocess.Popen[str], folder: Path) -> None:
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, f"{out}\n{err}"
+    assert [row["step"] for row in rows_of(folder)] == list(range(1, STEPS + 1))
+
+
+def membership_of(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / "membership.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    finished(start(command(folder, "--workers", "1", overrides=SETTINGS)), folder)
+    return weights_of(folder)
+
+
+@pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_killed_worker_costs_no_bit_and_is_replaced(victim: int, undisturbed: str, tmp_path: Path) -> None:
+    """Number 0 is the first that was started; any of them may be the main rank."""
+    folder = tmp_path / "run"
+    process = start(command(folder, "--workers", "3", "--elastic", overrides=SETTINGS))
+    wait_for_rows(folder, process, at_least=8)
+    workers_of(process)[victim].kill()
+    finished(process, folder)
+    assert weights_of(folder) == undisturbed
+    changes = membership_of(folder)
+    assert changes[0]["workers"] == 2
+    assert len(changes[0]["lost"]) == 1  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_the_main_rank_and_half_of_the_others_at_once(undisturbed: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = start(command(folder, "--workers", "4", "--elastic", overrides=SETTINGS))
+    wait_for_rows(folder, process, at_least=8)
+    for worker in workers_of(process)[:3]:
+        worker.kill()
+    finished(process, folder)
+    assert weights_of(folder) == undisturbed
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_asked_to_leave_leaves_and_is_not_replaced(undisturbed: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = start(command(folder, "--workers", "3", "--elastic", overrides=SETTINGS))
+    wait_for_rows(folder, process, at_least=8)
+    workers_of(process)[0].terminate()
+    finished(process, folder)
+    assert weights_of(folder) == undisturbed
+    assert [change["workers"] for change in membership_of(folder)] == [2]
+
+
+@pytest.mark.slow
+def test_with_too_few_workers_the_run_waits_then_saves_and_stops(tmp_path: Path) -> None:
+    """Workers that are asked to leave are not replaced, so two stay fewer than three."""
+    folder = tmp_path / "run"
+    settings = (*SETTINGS, "comm.wait_seconds=3", "train.max_steps=100000")
+    process = start(command(folder, "--workers", "3", "--elastic", "--min-workers", "3", overrides=settings))
+    wait_for_rows(folder, process, at_least=8)
+    workers_of(process)[1].terminate()
+    _, err = process.communicate(timeout=100)
+    assert process.returncode == 2
+    assert "fewer than 3 workers, or no lighthouse, for 3 s" in err
+    assert "--resume" in err
+    assert list((folder / "checkpoints").glob("step-*.pt"))
+
+
+@pytest.mark.slow
+def test_all_workers_lost_at_once_go_on_from_the_checkpoint(undisturbed: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    settings = (*SETTINGS, "checkpoint.every_steps=2")
+    process = start(command(folder, "--workers", "2", "--elastic", overrides=settings))
+    wait_for_rows(folder, process, at_least=8)
+    for worker in workers_of(process):
+        worker.kill()
+    finished(process, folder)
+    assert weights_of(folder) == undisturbed
+
+
+@pytest.mark.slow
+def test_a_branch_survives_a_loss(tmp_path: Path) -> None:
+    collapse = ("collapse.epochs=3", "collapse.at_epochs=[6, 12]", "collapse.lr=0.05", "train.epochs=18")
+    settings = tuple(one for one in SETTINGS if not one.startswith(("train.max_steps", "train.epochs"))) + collapse
+    found = []
+    for workers, victim in (("1", None), ("3", 0)):
+        folder = tmp_path / workers
+        elastic = ["--elastic"] if victim is not None else []
+        process = start(command(folder, "--workers", workers, *elastic, overrides=settings))
+        if victim is not None:
+            wait_for_rows(folder, process, at_least=19)  # inside the first branch
+            workers_of(process)[victim].kill()
+        out, err = process.communicate(timeout=200)
+        assert process.returncode == 0, f"{out}\n{err}"
+        files = sorted(folder.glob("members/*.safetensors"))
+        assert len(files) == 2
+        found.append([weights_of(folder), *(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)])
+    assert found[0] == found[1]
