@@ -1,8 +1,12 @@
-"""Atomic writes and locks: the only place in the package where a file is put into place. And `flatten` for tables.
+"""Atomic writes, locks, and reading what may be damaged or hostile. And `flatten` for tables.
 
 A file is written beside its place, forced to disk and renamed. A reader sees the old file or the new one, never a part;
 after a power failure the new name is there too, because the folder is forced to disk as well.
 A lock belongs to the process that holds it, so it ends with that process however that ends.
+
+Every file that a user gives is opened here: a pipe or a device in its place would block for ever, a file of many
+gigabytes would fill the memory. Every text in it is parsed here: nesting that overflows the stack and numbers that no
+machine word holds are refused before anything else sees them.
 """
 
 from __future__ import annotations
@@ -10,21 +14,94 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import io
 import json
 import os
 import secrets
+import stat
 import time
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from megabatch.errors import WriteError
 
-__all__ = ["flatten", "link_atomically", "lock", "write_atomically", "write_json"]
-
 _POLL_SECONDS = 0.05
 # What a file system answers that cannot force a folder to disk, and a folder that may be written but not listed.
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)
+_MAX_TEXT_BYTES = 16 * 2**20
+_MAX_DEPTH = 64
+_CHUNK_BYTES = 2**20
+
+
+class UnreadableError(OSError):
+    """A file that is there but cannot be used; the message says why, without its content."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.strerror = reason
+
+
+def default_cache() -> Path:
+    """$MEGABATCH_DATA, else $XDG_CACHE_HOME/megabatch, else ~/.cache/megabatch: for sets, indexes, helpers."""
+    if chosen := os.environ.get("MEGABATCH_DATA"):
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "megabatch"
+
+
+@contextlib.contextmanager
+def open_regular(path: Path, buffer_bytes: int = _CHUNK_BYTES) -> Iterator[io.BufferedReader[Any]]:
+    """Open an ordinary file to read; UnreadableError for a pipe or a device, FileNotFoundError, OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with io.BufferedReader(io.FileIO(descriptor), buffer_bytes) as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise UnreadableError("is not an ordinary file")
+        yield file
+
+
+def read_bytes(path: Path, limit_bytes: int) -> bytes:
+    """The content of an ordinary file; UnreadableError for one that is larger than the limit, and as `open_regular`."""
+    with open_regular(path, 8192) as file:
+        num_bytes = os.fstat(file.fileno()).st_size
+        if num_bytes > limit_bytes:
+            raise UnreadableError(f"is larger than {limit_bytes // 2**20:,} MiB")
+        return file.read(num_bytes)
+
+
+def read_text(path: Path, limit_bytes: int = _MAX_TEXT_BYTES) -> str:
+    """The text of an ordinary file; raises as `read_bytes` does, UnreadableError also for what is not UTF-8."""
+    try:
+        return read_bytes(path, limit_bytes).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UnreadableError(f"is not text (byte {error.start} is not UTF-8)") from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The table in a text; ValueError for what is not TOML, too deep, or holds a number of more than 64 bits."""
+    return dict(_parsed(tomllib.loads, text))
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value in a text; ValueError for what is not JSON, too deep, or holds a number of more than 64 bits."""
+    return _parsed(json.loads, text)
+
+
+def _parsed(parse: Callable[[Any], Any], text: str | bytes) -> Any:
+    try:
+        found = parse(text)
+    except RecursionError:
+        raise ValueError(f"tables or lists are nested more than {_MAX_DEPTH} deep") from None
+    level = [found]
+    for _ in range(_MAX_DEPTH):
+        if any(isinstance(one, int) and not -(2**63) <= one < 2**64 for one in level):
+            raise ValueError("a whole number has more than 64 bits")
+        inner = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        level = [value for values in inner for value in values]
+        if not level:
+            return found
+    raise ValueError(f"tables or lists are nested more than {_MAX_DEPTH} deep")
 
 
 def write_atomically(path: Path, content: bytes | str, *, durable: bool = True) -> None:

@@ -13,7 +13,18 @@ from pathlib import Path
 import pytest
 
 from megabatch.errors import WriteError
-from megabatch.files import flatten, link_atomically, lock, write_atomically, write_json
+from megabatch.files import (
+    UnreadableError,
+    flatten,
+    link_atomically,
+    lock,
+    parse_json,
+    parse_toml,
+    read_bytes,
+    read_text,
+    write_atomically,
+    write_json,
+)
 
 
 def test_text_and_bytes_are_written_and_nothing_stays_beside(tmp_path: Path) -> None:
@@ -225,3 +236,41 @@ with lock(Path({str(tmp_path / "lock")!r}), 0) as held:
 def test_a_lock_that_cannot_be_made_is_an_error_of_the_system(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"), lock(tmp_path / "none" / "lock", 0.0):
         pass
+
+
+def test_what_is_not_an_ordinary_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    for name in ("pipe", "device"):
+        with pytest.raises(UnreadableError, match="is not an ordinary file") as caught:
+            read_text(tmp_path / name)
+        assert caught.value.strerror == "is not an ordinary file"
+    with pytest.raises(OSError, match="directory"):
+        read_text(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        read_text(tmp_path / "none")
+
+
+def test_sizes_and_texts_out_of_bounds_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"\xff\xfe")
+    assert read_bytes(path, 2) == b"\xff\xfe"
+    with pytest.raises(UnreadableError, match="is not text"):
+        read_text(path)
+    os.truncate(path, 2**40)  # takes no room on the disk
+    with pytest.raises(UnreadableError, match="is larger than 16 MiB"):
+        read_text(path)
+
+
+@pytest.mark.parametrize("value", ["[" * 5000 + "]" * 5000, "[" * 65 + "]" * 65, "1" + "0" * 29, "9" * 5000])
+def test_depths_and_numbers_out_of_bounds_are_refused(value: str) -> None:
+    for parse, text in ((parse_toml, f"a = {value}"), (parse_json, f'{{"a": {value}}}')):
+        with pytest.raises(ValueError, match=r"nested more than 64 deep|more than 64 bits|digits"):
+            parse(text)
+
+
+def test_what_is_within_bounds_is_parsed() -> None:
+    deep, number = "[" * 60 + "]" * 60, str(2**63 - 1)
+    assert (
+        parse_toml(f"a = {number}\nb = {deep}")["a"] == parse_json(f'{{"a": {number}, "b": {deep}}}')["a"] == 2**63 - 1
+    )

@@ -11,21 +11,9 @@ from itertools import islice
 from typing import Any
 
 from megabatch.files import flatten
+from megabatch.report.figure import count_text, percent_text, seconds_text
 from megabatch.report.run import Run, setting
-from megabatch.report.units import count_text, percent_text, seconds_text
 from megabatch.report.untrusted import items, number, table, text
-
-__all__ = [
-    "Tile",
-    "conditions",
-    "differing_settings",
-    "headline",
-    "repeat_commands",
-    "result_rows",
-    "settings_of",
-    "state",
-    "tiles",
-]
 
 MAX_SETTINGS = 2_000
 MAX_DEPTH = 8
@@ -43,12 +31,12 @@ class Tile:
     is_reached: bool | None = None
 
 
-def state(run: Run) -> tuple[str, str]:
+def status(run: Run) -> tuple[str, str]:
     """How the run stands, in a word, and whether that is good, bad or neither ("")."""
-    status = text(run.summary.get("status"), 30)
-    if status == "finished":
+    word = text(run.summary.get("status"), 30)
+    if word == "finished":
         return "finished", "good"
-    if status == "stopped":
+    if word == "stopped":
         return f"stopped by {text(run.summary.get('stopped_by'), 40)}", "bad"
     return ("no result yet", "") if run.metrics.num_rows else ("no step yet", "")
 
@@ -166,7 +154,7 @@ def repeat_commands(run: Run) -> list[str]:
 
 def result_rows(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
     """A comparison's table of results: headings and one row per run."""
-    head = ["run", "state", "top-1", "training time", "images/s", "workers", "all-reduce", "global batch", "epochs"]
+    head = ["run", "status", "top-1", "training time", "images/s", "workers", "all-reduce", "global batch", "epochs"]
     rows = []
     for run in runs:
         top1, seconds, speed = (
@@ -174,7 +162,7 @@ def result_rows(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
         )
         row = [
             run.name,
-            state(run)[0],
+            status(run)[0],
             percent_text(top1) if top1 is not None else "",
             seconds_text(seconds) if seconds is not None else "",
             count_text(speed) if speed is not None else "",

@@ -5,32 +5,27 @@ Each is a function of the runs; it returns the figure, or why it is not there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from megabatch.report.figure import Axis, Figure, Mark, Missing, Series, algorithm_color, run_color
+from megabatch.report.figure import (
+    Axis,
+    Figure,
+    Mark,
+    Missing,
+    Series,
+    algorithm_color,
+    count_text,
+    percent_text,
+    run_color,
+    seconds_text,
+)
 from megabatch.report.metrics import LEFT_OUT_STEPS, NUM_BUCKETS, Point, Quantiles
 from megabatch.report.run import Run
-from megabatch.report.units import count_text, percent_text, seconds_text
 from megabatch.report.untrusted import items, number, table, text, whole
 
-__all__ = [
-    "accuracy",
-    "efficiency",
-    "ensemble",
-    "global_batch_size",
-    "images_per_second",
-    "loss",
-    "lr",
-    "momentum",
-    "noise_scale",
-    "ranks",
-    "step_split",
-]
-
-EPOCH = Axis("epoch")
 PARTS = (
     ("data_seconds", "waiting for data", "data"),
     ("forward_seconds", "forward", "forward"),
@@ -61,47 +56,42 @@ def accuracy(runs: Sequence[Run]) -> Figure | Missing:
         _Curve("val_top5", "validation top-5", "validation5", dashed=True),
         _Curve("top1", "training top-1", "train"),
     ]
-    best = [
-        max((p.value, -p.epoch) for p in run.metrics.points("val_top1"))
-        for run in runs
-        if run.metrics.points("val_top1")
-    ]
-    finding = "Accuracy by epoch"
-    if len(runs) == 1 and best:
-        finding = f"Top-1 reached {percent_text(best[0][0])} at epoch {count_text(-best[0][1])}"
-    how = "Every validation image counted once." + (
-        "" if len(runs) > 1 else " The training curve counts augmented images as they were learned from."
-    )
+    finding, how = "Accuracy by epoch", "Every validation image counted once."
+    if len(runs) == 1:
+        how += " The training curve counts augmented images as they were learned from."
+        if points := runs[0].metrics.points("val_top1"):
+            best = max(points, key=lambda p: (p.value, -p.epoch))
+            finding = f"Top-1 reached {percent_text(best.value)} at epoch {count_text(best.epoch)}"
     return _figure("accuracy", finding, how, runs, curves, Axis("accuracy [%]", percent=True))
 
 
-def loss(runs: Sequence[Run]) -> Figure | Missing:
-    """Training and validation loss."""
-    curves = [_Curve("loss", "training", "train"), _Curve("val_loss", "validation", "validation")]
-    how = "Cross-entropy per image, mean over the whole step on all workers."
-    return _figure("loss", "Loss by epoch", how, runs, curves, Axis("loss [nats]"))
+def _by_epoch(key: str, title: str, how: str, y: Axis, *curves: _Curve) -> Callable[[Sequence[Run]], Figure | Missing]:
+    """The function that makes a figure of columns of the metrics, as they are."""
+    return lambda runs: _figure(key, title, how, runs, curves, y)
 
 
-def lr(runs: Sequence[Run]) -> Figure | Missing:
-    """The rate each step was made with."""
-    how = "The rate each step was made with."
-    curves = [_Curve("lr", "learning rate", "rate")]
-    return _figure("lr", "Learning rate by epoch", how, runs, curves, Axis("learning rate", from_zero=True))
-
-
-def global_batch_size(runs: Sequence[Run]) -> Figure | Missing:
-    """The images of each step."""
-    how = "Images in each step, over all workers and accumulated ghost batches."
-    curves = [_Curve("global_batch_size", "global batch", "batch", mark="steps")]
-    y = Axis("global batch [images]", from_zero=True)
-    return _figure("global_batch_size", "Global batch by epoch", how, runs, curves, y)
-
-
-def momentum(runs: Sequence[Run]) -> Figure | Missing:
-    """The momentum each step was made with."""
-    how = "The momentum each step was made with."
-    curves = [_Curve("momentum", "momentum", "momentum", mark="steps")]
-    return _figure("momentum", "Momentum by epoch", how, runs, curves, Axis("momentum", from_zero=True))
+loss = _by_epoch(
+    *("loss", "Loss by epoch", "Cross-entropy per image, mean over the whole step on all workers."),
+    Axis("loss [nats]"),
+    _Curve("loss", "training", "train"),
+    _Curve("val_loss", "validation", "validation"),
+)
+lr = _by_epoch(
+    *("lr", "Learning rate by epoch", "The learning rate each step was made with."),
+    Axis("learning rate", from_zero=True),
+    _Curve("lr", "learning rate", "lr"),
+)
+global_batch_size = _by_epoch(
+    *("global_batch_size", "Global batch by epoch"),
+    "Images in each step, over all workers and accumulated ghost batches.",
+    Axis("global batch [images]", from_zero=True),
+    _Curve("global_batch_size", "global batch", "batch", mark="steps"),
+)
+momentum = _by_epoch(
+    *("momentum", "Momentum by epoch", "The momentum each step was made with."),
+    Axis("momentum", from_zero=True),
+    _Curve("momentum", "momentum", "momentum", mark="steps"),
+)
 
 
 def images_per_second(runs: Sequence[Run]) -> Figure | Missing:
@@ -140,12 +130,11 @@ def _figure(key: str, title: str, how: str, runs: Sequence[Run], curves: Sequenc
     if any(run.metrics.is_thinned for run in runs):
         how += f" Drawn from first, lowest, highest and last value of {NUM_BUCKETS} stretches of equally many steps."
     marks = runs[0].metrics.stages if len(runs) == 1 and len(runs[0].metrics.stages) > 1 else ()
-    return Figure(key, title, how, EPOCH, y, tuple(series), marks)
+    return Figure(key, title, how, Axis("epoch"), y, tuple(series), marks)
 
 
 def _of_points(name: str, color: str, points: Sequence[Point], mark: Mark = "line", dashed: bool = False) -> Series:
-    xs, ys = tuple(p.epoch for p in points), tuple(p.value for p in points)
-    return Series(name, color, xs, ys, mark=mark, dashed=dashed)
+    return Series(name, color, tuple(p.epoch for p in points), tuple(p.value for p in points), mark=mark, dashed=dashed)
 
 
 def noise_scale(runs: Sequence[Run]) -> Figure | Missing:
@@ -157,8 +146,7 @@ def noise_scale(runs: Sequence[Run]) -> Figure | Missing:
     if not points:
         return Missing(key, title, "the run did not estimate the noise scale")
     series = [_of_points("noise scale", "noise", points)]
-    batches = runs[0].metrics.points("global_batch_size")
-    if batches:
+    if batches := runs[0].metrics.points("global_batch_size"):
         series.append(_of_points("global batch", "batch", batches, "steps"))
     caption = (
         "The simple noise scale estimated from gradients of two batch sizes, smoothed as the run recorded it: far "
@@ -183,17 +171,14 @@ def ensemble(runs: Sequence[Run]) -> Figure | Missing:
     counted = number(runs[0].summary.get("val_images"))
     n = (int(counted),) * len(values) if counted else ()
     series = [Series("member", "validation", names, values, mark="points", n=n)]
-    trunk, together = (
-        number(runs[0].summary.get("trunk_top1")),
-        number(table(runs[0].ensemble.get("ensemble")).get("top1")),
-    )
-    for line, color, top1 in (
-        ("the run before its branches", "train", trunk),
-        ("average of their predictions", "momentum", together),
-    ):
-        if top1 is not None:
-            series.append(Series(line, color, names, (top1,) * len(values), dashed=True, n=n))
+    trunk = number(runs[0].summary.get("trunk_top1"))
+    together = number(table(runs[0].ensemble.get("ensemble")).get("top1"))
+    if trunk is not None:
+        line = (trunk,) * len(values)
+        series.append(Series("the run before its branches", "train", names, line, dashed=True, n=n))
     if together is not None:
+        line = (together,) * len(values)
+        series.append(Series("average of their predictions", "momentum", names, line, dashed=True, n=n))
         best = percent_text(max(values))
         title = f"{len(values)} members together reach {percent_text(together)}, the best alone {best}"
     caption = (
@@ -260,10 +245,14 @@ def ranks(runs: Sequence[Run]) -> Figure | Missing:
             found.append((rank, text(values.get("host"), 40), seconds))
     if not found:
         return Missing("ranks", title, "the run wrote no times of single ranks (ranks.json)")
-    work = {rank: _own_work(seconds) for rank, _, seconds in found}
+    own_work = [name for name, _, _ in PARTS if name != "communication_seconds"]
+    work = {rank: sum(seconds[name] or 0.0 for name in own_work) for rank, _, seconds in found}
     middle = median(work.values())
     slowest = max(work, key=lambda rank: (work[rank], -rank))
-    shown = _extremes(found, work)
+    shown = sorted(found, key=lambda row: row[0])
+    if len(found) > MAX_RANKS:  # the slowest and the fastest
+        shown.sort(key=lambda row: -work[row[0]])
+        shown = shown[: MAX_RANKS // 2] + shown[-(MAX_RANKS // 2) :]
     xs = tuple(f"{rank} {host}" if len({h for _, h, _ in found}) > 1 else str(rank) for rank, host, _ in shown)
     steps = whole(runs[0].ranks.get("num_steps")) or 0
     series = []
@@ -286,20 +275,6 @@ def ranks(runs: Sequence[Run]) -> Figure | Missing:
             f" The {len(shown) // 2} slowest and the {len(shown) // 2} fastest of {len(found):,} ranks are shown."
         )
     return Figure("ranks", title, caption, Axis("rank", "category"), _SECONDS, tuple(series))
-
-
-def _own_work(seconds: dict[str, float | None]) -> float:
-    return sum(value or 0.0 for name, value in seconds.items() if name != "communication_seconds")
-
-
-_Row = tuple[int, str, dict[str, float | None]]
-
-
-def _extremes(found: list[_Row], work: dict[int, float]) -> list[_Row]:
-    if len(found) <= MAX_RANKS:
-        return sorted(found, key=lambda row: row[0])
-    ordered = sorted(found, key=lambda row: (-work[row[0]], row[0]))
-    return ordered[: MAX_RANKS // 2] + ordered[-(MAX_RANKS // 2) :]
 
 
 def efficiency(runs: Sequence[Run]) -> Figure | Missing:

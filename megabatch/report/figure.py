@@ -4,8 +4,9 @@ Files are SVG, PNG and CSV: same input, same bytes. Only `write_figures` needs m
 `pip install megabatch[figures]`.
 
 Every series says whether its numbers were measured, simulated or quoted, how many observations stand behind each, and
-their spread where there is one. Color goes by meaning: an algorithm, a part of the step or a role has one color on
-every page and in every file, light and dark.
+their spread where there is one. Texts say numbers as people read them: a unit that fits, digits that mean something.
+Color goes by meaning: an algorithm, a part of the step or a role has one color on every page and in every file, light
+and dark.
 """
 
 from __future__ import annotations
@@ -20,63 +21,51 @@ from typing import Any, Literal
 
 from megabatch.errors import ConfigError
 from megabatch.files import write_atomically
-from megabatch.report.units import bytes_text
-
-__all__ = [
-    "ALGORITHM_COLORS",
-    "COLORS",
-    "Axis",
-    "Figure",
-    "Missing",
-    "Series",
-    "algorithm_color",
-    "csv_rows",
-    "csv_text",
-    "figure_as_data",
-    "run_color",
-    "write_figures",
-]
 
 Tag = Literal["measured", "simulated", "quoted", "ideal"]
 Mark = Literal["line", "steps", "points", "bars"]
 Value = float | str
 
 # (light page, dark page). Hues after Okabe and Ito, told apart also by readers who do not see red and green alike.
-COLORS: dict[str, tuple[str, str]] = {
-    "train": ("#0072b2", "#56b4e9"),
-    "validation": ("#d55e00", "#ff9a4d"),
-    "validation5": ("#b8860b", "#f0c04a"),
-    "rate": ("#7b3fa0", "#c79bea"),
-    "batch": ("#00795c", "#3fd0a4"),
+_BLUE, _ORANGE, _GREEN = ("#0072b2", "#56b4e9"), ("#d55e00", "#ff9a4d"), ("#00795c", "#3fd0a4")
+_VIOLET, _GOLD, _ROSE = ("#7b3fa0", "#c79bea"), ("#b8860b", "#f0c04a"), ("#b03a68", "#f284b0")
+_INDIGO, _GREY, _PALE = ("#28489c", "#8fa8f8"), ("#606870", "#b0b8c0"), ("#808890", "#98a2ac")
+COLORS = {
+    "train": _BLUE,
+    "validation": _ORANGE,
+    "validation5": _GOLD,
+    "lr": _VIOLET,
+    "batch": _GREEN,
     "momentum": ("#8a5a00", "#e0b060"),
-    "speed": ("#0072b2", "#56b4e9"),
-    "ideal": ("#808890", "#98a2ac"),
-    "predicted": ("#808890", "#98a2ac"),
-    "noise": ("#b03a68", "#f284b0"),
-    "data": ("#b8860b", "#f0c04a"),
-    "forward": ("#0072b2", "#56b4e9"),
-    "backward": ("#28489c", "#8fa8f8"),
-    "compute": ("#0072b2", "#56b4e9"),
-    "communication": ("#d55e00", "#ff9a4d"),
-    "optimizer": ("#00795c", "#3fd0a4"),
+    "speed": _BLUE,
+    "ideal": _PALE,
+    "predicted": _PALE,
+    "noise": _ROSE,
+    "workers": _BLUE,
+    "lost": _ORANGE,
+    "joined": _GREEN,
+    # Parts of a step.
+    "data": _GOLD,
+    "forward": _BLUE,
+    "backward": _INDIGO,
+    "compute": _BLUE,
+    "communication": _ORANGE,
+    "optimizer": _GREEN,
     "other": ("#a0a8b0", "#6a737c"),
 }
-ALGORITHM_COLORS: dict[str, tuple[str, str]] = {
-    "torus": ("#d55e00", "#ff9a4d"),
+ALGORITHM_COLORS = {
+    "torus": _ORANGE,
     "two_way_torus": ("#a0410a", "#ffc08f"),
-    "ring": ("#0072b2", "#56b4e9"),
-    "halving_doubling": ("#28489c", "#8fa8f8"),
-    "hierarchical": ("#00795c", "#3fd0a4"),
-    "direct": ("#7b3fa0", "#c79bea"),
-    "exchange": ("#b03a68", "#f284b0"),
-    "backend": ("#606870", "#b0b8c0"),
+    "ring": _BLUE,
+    "halving_doubling": _INDIGO,
+    "hierarchical": _GREEN,
+    "direct": _VIOLET,
+    "exchange": _ROSE,
+    "backend": _GREY,
     "auto": ("#20262c", "#f4f6f8"),
 }
 COLORS |= {f"algorithm:{name}": pair for name, pair in ALGORITHM_COLORS.items()}
-RUN_COLORS: tuple[tuple[str, str], ...] = (
-    *(("#0072b2", "#56b4e9"), ("#d55e00", "#ff9a4d"), ("#00795c", "#3fd0a4"), ("#7b3fa0", "#c79bea")),
-    *(("#b8860b", "#f0c04a"), ("#b03a68", "#f284b0"), ("#28489c", "#8fa8f8"), ("#606870", "#b0b8c0")),
-)
+RUN_COLORS = (_BLUE, _ORANGE, _GREEN, _VIOLET, _GOLD, _ROSE, _INDIGO, _GREY)
 COLORS |= {f"run:{index}": pair for index, pair in enumerate(RUN_COLORS)}
 
 
@@ -86,7 +75,6 @@ def run_color(index: int) -> str:
 
 
 def algorithm_color(name: str) -> str:
-    """The color of an all-reduce algorithm."""
     return f"algorithm:{name}" if name in ALGORITHM_COLORS else "other"
 
 
@@ -102,7 +90,10 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """`low` and `high` are the spread of each value; `n` the observations behind each, one number or one per value."""
+    """`low` and `high` are the spread of each value; `n` the observations behind each, one number or one per value.
+
+    labels: a word for each point, shown beside it while there are few, and on hover.
+    """
 
     name: str
     color: str
@@ -115,9 +106,10 @@ class Series:
     n: tuple[int, ...] = ()
     dashed: bool = False
     group: str = ""  # bars of one group are stacked
+    labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        lengths = {len(values) for values in (self.x, self.y, self.low, self.high, self.n) if values}
+        lengths = {len(values) for values in (self.x, self.y, self.low, self.high, self.n, self.labels) if values}
         assert len(lengths) <= 1, f"series {self.name} has columns of lengths {lengths}"
 
 
@@ -142,6 +134,43 @@ class Missing:
     key: str
     title: str
     why: str
+
+
+def seconds_text(seconds: float) -> str:
+    """ "38 us", "12.4 ms", "8.30 s", "2 min 25 s", "3 h 04 min"."""
+    if seconds < 0:
+        return f"-{seconds_text(-seconds)}"
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.3g} us"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 48 * 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{seconds / 86400:.3g} days"
+
+
+def bytes_text(count: float) -> str:
+    """ "512 B", "1.0 KiB", "25.6 MiB": powers of two."""
+    size, units = count, ["B", "KiB", "MiB", "GiB", "TiB"]
+    while abs(size) >= 1024 and len(units) > 1:
+        size /= 1024
+        units.pop(0)
+    return f"{size:.0f} B" if units[0] == "B" else f"{size:.3g} {units[0]}"
+
+
+def count_text(value: float) -> str:
+    """ "3,315", "0.25"."""
+    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
+
+
+def percent_text(part: float) -> str:
+    """ "91.17 %"."""
+    return f"{100 * part:.2f} %"
 
 
 def figure_as_data(figure: Figure) -> dict[str, Any]:
@@ -256,6 +285,8 @@ def _draw_series(axes: Any, one: Series, figure: Figure, floor: dict[str, float]
     style = {"color": color, "label": label}
     if one.mark == "points":
         axes.plot(one.x, one.y, "o", markersize=5, **style)
+        for x, y, word in zip(one.x, one.y, one.labels, strict=bool(one.labels)):
+            axes.annotate(word, (x, y), (4, -10), textcoords="offset points", fontsize=7, color=color)
     else:
         drawstyle = "steps-post" if one.mark == "steps" else "default"
         marker = "o" if len(one.x) <= 40 and one.tag == "measured" else None
@@ -295,7 +326,8 @@ def _dress(axes: Any, which: str, axis: Axis, values: Sequence[float | str]) -> 
             # 2 and 5 between the powers of ten; the rest would crowd.
             ticks.set_minor_formatter(FuncFormatter(lambda v, _: f"{v:g}" if f"{v:e}"[0] in "25" else ""))
         if axis.kind == "log2" and positive:
-            ticks.set_ticks(_powers_of_two(min(positive), max(positive)))
+            first, last = math.floor(math.log2(min(positive))), math.ceil(math.log2(max(positive)))
+            ticks.set_ticks([2.0**power for power in range(first, last + 1, max(1, math.ceil((last - first) / 7)))])
             as_bytes = "bytes" in axis.title
             ticks.set_major_formatter(FuncFormatter(lambda v, _: bytes_text(v) if as_bytes else f"{v:,.0f}"))
             ticks.set_minor_formatter(NullFormatter())
@@ -305,9 +337,3 @@ def _dress(axes: Any, which: str, axis: Axis, values: Sequence[float | str]) -> 
         ticks.set_major_formatter(PercentFormatter(xmax=1))
     if axis.from_zero and axis.kind == "linear" and all(v >= 0 for v in values if not isinstance(v, str)):
         getattr(axes, f"set_{which}lim")(**{"bottom" if which == "y" else "left": 0})
-
-
-def _powers_of_two(low: float, high: float) -> list[float]:
-    first, last = math.floor(math.log2(low)), math.ceil(math.log2(high))
-    every = max(1, math.ceil((last - first) / 7))
-    return [2.0**power for power in range(first, last + 1, every)]

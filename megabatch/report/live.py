@@ -21,9 +21,7 @@ from megabatch.report.network import network_times
 from megabatch.report.page import Page, build_page, html_of
 from megabatch.report.run import FILES, Run, read_runs
 
-__all__ = ["LiveServer", "serve_report"]
-
-_WATCHED = (*FILES, "metrics.jsonl", "calibration.json")
+_WATCHED = (*FILES, "metrics.jsonl", "membership.jsonl", "calibration.json")
 _HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",

@@ -7,6 +7,7 @@ still on the page, and a file short enough keeps every row. Medians are over a t
 
 from __future__ import annotations
 
+import json
 import math
 from array import array
 from collections.abc import Iterator
@@ -14,9 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from megabatch.report.untrusted import UnreadableError, bounded_lines, number, open_regular, parse_json, text
-
-__all__ = ["COLUMNS", "Column", "Metrics", "Point", "Quantiles", "iterate_rows", "read_metrics_file"]
+from megabatch.files import open_regular
+from megabatch.report.untrusted import bounded_lines, number, text
 
 COLUMNS = (
     *("loss", "top1", "gradient_norm", "val_loss", "val_top1", "val_top5"),
@@ -128,18 +128,14 @@ def read_metrics_file(path: Path) -> tuple[Metrics, str]:
             metrics = _collect(bounded_lines(file, MAX_LINE_BYTES), num_lines)
     except FileNotFoundError:
         return Metrics({}), "metrics.jsonl is not there"
-    except (UnreadableError, OSError) as error:
-        return Metrics({}), f"metrics.jsonl {error}"
+    except OSError as error:
+        return Metrics({}), f"metrics.jsonl {error.strerror or error}"
     problem = f"{metrics.num_damaged} lines of metrics.jsonl were damaged or too long" if metrics.num_damaged else ""
     return metrics, problem
 
 
 def iterate_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Every whole row in order, damaged ones passed over; values are still untrusted.
-
-    Raises:
-        FileNotFoundError, UnreadableError: there is nothing, or something else than an ordinary file.
-    """
+    """Every whole row in order, damaged ones passed over; values are still untrusted. Raises as `open_regular` does."""
     with open_regular(path) as file:
         yield from filter(None, _parsed(bounded_lines(file, MAX_LINE_BYTES)))
 
@@ -181,7 +177,7 @@ def _parsed(lines: Iterator[bytes | None]) -> Iterator[dict[str, Any] | None]:
     """The rows, None for each that is damaged, too long or without a step."""
     for line in lines:
         try:
-            row = parse_json(line) if line is not None else None
-        except UnreadableError:
+            row = json.loads(line) if line is not None else None
+        except (ValueError, RecursionError):
             row = None
         yield row if isinstance(row, dict) and number(row.get("step")) is not None else None

@@ -16,24 +16,21 @@ grid. Worked example, torus on 2x2, workers numbered row by row:
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from megabatch.comm.calibration import Calibration, calibration_from_text
+from megabatch.comm.calibration import Calibration, calibration_from_data
 from megabatch.comm.phases import ALGORITHMS, WORLD, Phase, phases
 from megabatch.comm.price import all_reduce_seconds, phase_seconds
 from megabatch.comm.shape import GridShape
 from megabatch.errors import ConfigError, DataError
-from megabatch.report.figure import ALGORITHM_COLORS, Axis, Figure, Missing, Series, algorithm_color
+from megabatch.files import UnreadableError
+from megabatch.report.figure import ALGORITHM_COLORS, Axis, Figure, Missing, Series, algorithm_color, bytes_text
 from megabatch.report.run import Run
-from megabatch.report.units import bytes_text
-from megabatch.report.untrusted import UnreadableError, items, number, read_table, table, text, whole
-
-__all__ = ["NetworkTimes", "all_reduce", "moves", "network_times", "read_network", "torus_as_data"]
+from megabatch.report.untrusted import items, number, read_table, table, text, whole
 
 TITLE = "All-reduce time by message size"
 _NEEDED = "give a file of `megabatch bench allreduce --output`"
@@ -43,24 +40,21 @@ MAX_SIDE = 6
 
 @dataclass(frozen=True, slots=True)
 class NetworkTimes:
-    """What is known of the network: rows of `bench allreduce --json` or points of a calibration, and modelled points.
+    """What is known of the network: rows of `bench allreduce --json` or points of a calibration, and modelled lines.
 
-    `phase_seconds` are modelled seconds of each phase of each algorithm for a message of `message_bytes`.
+    modelled: (bytes, seconds) by algorithm. phase_seconds: modelled seconds of each phase of each algorithm for a
+    message of `message_bytes`.
     """
 
     measured: tuple[dict[str, Any], ...] = ()
-    modelled: tuple[dict[str, Any], ...] = ()
+    modelled: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     phase_seconds: dict[str, list[float]] = field(default_factory=dict)
     message_bytes: int = 0
     source: str = ""
 
 
 def network_times(runs: Sequence[Run], path: Path | None = None) -> NetworkTimes:
-    """From the file that was given, or else from the first run folder that holds a `calibration.json`.
-
-    Raises:
-        DataError: the file that was given cannot be used.
-    """
+    """From the file that was given (DataError if it is unusable), or the first run folder with a `calibration.json`."""
     if path is not None:
         return read_network(path, _gradient_bytes(runs[0]))
     for run in runs:
@@ -76,11 +70,7 @@ def _gradient_bytes(run: Run) -> int:
 
 
 def read_network(path: Path, message_bytes: int = 0) -> NetworkTimes:
-    """Measured points, and modelled ones where the axes were measured; `message_bytes` is what the animation sends.
-
-    Raises:
-        DataError: the file is neither of the two.
-    """
+    """Measured points, and modelled ones where the axes were measured; `message_bytes` is what the animation sends."""
     try:
         content = read_table(path)
     except UnreadableError as error:
@@ -90,7 +80,7 @@ def read_network(path: Path, message_bytes: int = 0) -> NetworkTimes:
     source = text(path.name, 80)
     if "megabatch_calibration" in content:
         try:
-            return _of_calibration(calibration_from_text(json.dumps(content), f"'{path}'"), message_bytes, source)
+            return _of_calibration(calibration_from_data(content, f"'{path}'"), message_bytes, source)
         except ConfigError as error:
             raise DataError(str(error)) from None
     rows = items(content.get("rows"))
@@ -107,16 +97,12 @@ def _of_calibration(calibration: Calibration, message_bytes: int, source: str) -
     shape = calibration.shape
     links, sizes = calibration.links(shape), [point.message_bytes for point in calibration.points]
     # The backend does as it sees fit: a line for it would be a guess.
-    algorithms = sorted({point.algorithm for point in calibration.points} & ALGORITHMS.keys() - {"backend"})
-    lines = tuple(
-        {
-            "algorithm": name,
-            "message_bytes": size,
-            "seconds": all_reduce_seconds(phases(name, shape), shape, links, size),
-        }
-        for name in algorithms
-        for size in _spaced(min(sizes), max(sizes))
-    )
+    drawn = {point.algorithm for point in calibration.points} - {"backend"}
+    lines = {
+        name: [(s, all_reduce_seconds(phases(name, shape), shape, links, s)) for s in _spaced(min(sizes), max(sizes))]
+        for name in ALGORITHM_COLORS
+        if name in drawn
+    }
     by_phase = {
         name: [phase_seconds(phase, shape, links, message_bytes) for phase in phases(name, shape)]
         for name in ALGORITHMS
@@ -125,10 +111,10 @@ def _of_calibration(calibration: Calibration, message_bytes: int, source: str) -
     return NetworkTimes(measured, lines, by_phase, message_bytes, source)
 
 
-def _spaced(low: int, high: int) -> list[int]:
+def _spaced(low: int, high: int) -> list[float]:
     """Sizes from `low` to `high`, equally far apart on a logarithmic axis."""
     ratio = (high / low) ** (1 / (_LINE_POINTS - 1))
-    return sorted({round(low * ratio**step) for step in range(_LINE_POINTS)})
+    return sorted({float(round(low * ratio**step)) for step in range(_LINE_POINTS)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,21 +134,17 @@ def all_reduce(times: NetworkTimes) -> Figure | Missing:
     series = []
     for algorithm, cells in measured.items():
         xs, ys = tuple(float(cell.size) for cell in cells), tuple(cell.seconds for cell in cells)
-        known = [
-            (c.seconds, c.high_seconds, c.count) for c in cells if c.high_seconds is not None and c.count is not None
-        ]
+        known = [(c.seconds, c.high_seconds, c.count) for c in cells if c.high_seconds is not None and c.count]
         # p95 is only shown where every cell of the algorithm has one.
         low, high, count = (tuple(v) for v in zip(*known, strict=True)) if len(known) == len(cells) else ((), (), ())
         series.append(Series(algorithm, algorithm_color(algorithm), xs, ys, mark="points", low=low, high=high, n=count))
-    for algorithm, cells in _cells(times.modelled).items():
-        xs, ys = tuple(float(cell.size) for cell in cells), tuple(cell.seconds for cell in cells)
-        series.append(
-            Series(f"{algorithm}, modelled", algorithm_color(algorithm), xs, ys, tag="simulated", dashed=True)
-        )
+    for algorithm, line in times.modelled.items():
+        name, (xs, ys) = f"{algorithm}, modelled", zip(*line, strict=True)
+        series.append(Series(name, algorithm_color(algorithm), xs, ys, tag="simulated", dashed=True))
     caption = "Points: median over rounds of the slowest rank"
     caption += ", bars up to p95, n on hover." if any(one.n for one in series) else "."
     if times.modelled:
-        caption += " Lines: the phase list priced with the latency and rate measured on each axis."
+        caption += " Lines: the phase list priced with the latency and bandwidth measured on each axis."
     if times.source:
         caption += f" From {times.source}."
     x, y = Axis("message [bytes]", "log2"), Axis("time of one all-reduce [s]", "log")
@@ -233,7 +215,7 @@ def _algorithm(name: str, grid: GridShape, sides: Sequence[int], times: NetworkT
                 "name": phase.name(grid.names),
                 "operation": phase.operation,
                 "axis": _drawn_axis(phase, grid),
-                "lane": phase.lane,
+                "channel": phase.channel,
                 "num_steps": phase.num_steps,
                 "sent_share": float(phase.sent_share()),
                 "share": float(phase.share),

@@ -22,14 +22,13 @@ from rich.progress import track
 from megabatch.errors import ConfigError
 from megabatch.files import write_atomically
 from megabatch.report import curves, sections
-from megabatch.report.claim import headline, state
+from megabatch.report.claim import headline, status
 from megabatch.report.figure import COLORS, Figure, Missing, figure_as_data, write_figures
+from megabatch.report.membership import membership
 from megabatch.report.network import NetworkTimes, all_reduce, network_times, torus_as_data
 from megabatch.report.plan_compare import predicted
 from megabatch.report.run import Run, read_runs
 from megabatch.report.sections import chip
-
-__all__ = ["Page", "all_figures", "build_page", "html_of", "write_report", "write_report_files"]
 
 _THEME = 'document.documentElement.dataset.theme=matchMedia("(prefers-color-scheme: dark)").matches?"dark":"light";'
 
@@ -41,11 +40,7 @@ def write_report(folders: Sequence[Path], output: Path) -> None:
 
 
 def write_report_files(
-    folders: Sequence[Path],
-    output: Path | None,
-    figures: Path | None,
-    network: Path | None,
-    say: Callable[[str], None],
+    folders: Sequence[Path], output: Path | None, figures: Path | None, network: Path | None, say: Callable[[str], None]
 ) -> None:
     """Write the page, and the figures where they are wanted; say where they are."""
     runs = read_runs(folders)
@@ -65,7 +60,7 @@ def all_figures(runs: Sequence[Run], times: NetworkTimes | None = None) -> list[
     """Every figure in its order, or why it is not there."""
     before = (
         *(curves.accuracy, curves.loss, curves.lr, curves.global_batch_size, curves.momentum),
-        *(curves.images_per_second, curves.step_split, curves.ranks),
+        *(curves.images_per_second, curves.step_split, curves.ranks, membership),
     )
     after = (curves.efficiency, predicted, curves.noise_scale, curves.ensemble)
     network = all_reduce(times or network_times(runs))
@@ -121,7 +116,7 @@ def html_of(page: Page, runs: Sequence[Run]) -> str:
         f"connect-src {connect}; base-uri 'none'; form-action 'none'"
     )
     name = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
-    word, kind = state(runs[0]) if len(runs) == 1 else ("comparison", "")
+    word, kind = status(runs[0]) if len(runs) == 1 else ("comparison", "")
     live = '<span id="live" class="chip good" role="status">live</span>' if page.data["live"] else ""
     head = (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

@@ -9,19 +9,16 @@ together with its exposed communication. The plan counts evaluations, so the who
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from megabatch.errors import DataError
-from megabatch.report.figure import Axis, Figure, Missing, Series
+from megabatch.files import parse_toml
+from megabatch.report.figure import Axis, Figure, Missing, Series, count_text, percent_text, seconds_text
 from megabatch.report.metrics import LEFT_OUT_STEPS, Column, iterate_rows
 from megabatch.report.run import Run, setting
-from megabatch.report.units import count_text, percent_text, seconds_text
-from megabatch.report.untrusted import UnreadableError, items, number, table, text
-
-__all__ = ["LEFT_OUT_STEPS", "PartComparison", "PlanComparison", "compare", "predicted"]
+from megabatch.report.untrusted import items, number, table, text
 
 _PER_STEP = (
     ("step", "step_seconds", "step_seconds"),
@@ -86,16 +83,11 @@ class PlanComparison:
         return f"medians over steps{of}, the first {LEFT_OUT_STEPS} of the run left out"
 
     def as_data(self) -> dict[str, Any]:
-        """For `--json`."""
         return asdict(self) | {"parts": [asdict(part) | {"inside": part.inside} for part in self.parts]}
 
 
 def compare(run: Run) -> PlanComparison:
-    """Compare a run with the plan it followed.
-
-    Raises:
-        DataError: it followed none, the plan holds no prediction, or there are too few steps.
-    """
+    """Compare a run with the plan it followed; DataError without a plan, a prediction or enough steps."""
     if not run.plan:
         for problem in run.problems:
             if problem.startswith("plan.json"):
@@ -162,7 +154,7 @@ def _steady(run: Run, planned: tuple[float, float] | None) -> tuple[float, dict[
                 value = number(row.get(name))
                 if value is not None:
                     columns.setdefault(name, Column()).add(index, index, value, 0)
-    except (UnreadableError, OSError):
+    except OSError:
         return 0.0, {}  # `run.problems` says it
     near = [batch for batch in counts if planned and abs(batch - planned[0]) <= planned[1]]
     chosen = max(near or counts, key=lambda batch: (counts[batch], batch), default=0.0)
@@ -210,8 +202,8 @@ def _planned_settings(plan: dict[str, Any]) -> dict[str, Any]:
         name, equals, value = text(one, 1000).partition("=")
         if equals:
             try:
-                found[name.strip()] = tomllib.loads(f"value = {value}")["value"]
-            except (tomllib.TOMLDecodeError, RecursionError):
+                found[name.strip()] = parse_toml(f"value = {value}")["value"]
+            except ValueError:
                 found[name.strip()] = value.strip()
     return found | table(plan.get("settings"))
 

@@ -5,13 +5,15 @@
     metrics.jsonl       one row per step                 model.safetensors  the trained model
     tensorboard/        the same rows for TensorBoard    members/           the models of a collapsed ensemble
     plan.json           what was predicted               ensemble.json      what `evaluate --ensemble` found
-    ranks.json          times of every rank              report.html        the run to look at
+    ranks.json          times of every rank              membership.jsonl   who came and who went in an elastic run
+    report.html         the run to look at
 
 A row of `metrics.jsonl` describes the run after a step: `step` counts from 1, `samples` are the images seen,
 `phase` is "trunk" or "collapse-<member>", `epoch` is how far the weights have come (samples / images in an epoch; a
 branch counts on from where it left the trunk, and the trunk goes on from there), `noise_scale` is the smoothed noise
 scale of the gradient in images where it is measured, `wall_seconds` is the time since the first step, evaluations
-and checkpoints included. Rows of steps after which the model was evaluated also carry `val_*`.
+and checkpoints included. Rows of steps after which the model was evaluated also carry `val_*`, rows of some steps
+`weights_digest`: the SHA-256 of weights and batch-norm statistics, a text.
 
 A run reads and writes its own folder strictly: damage is an error (`read_json`, `read_metrics`). A page takes whatever
 is there and whole, and says what is not (`read_run`).
@@ -19,27 +21,29 @@ is there and whole, and says what is not (`read_run`).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from megabatch.errors import DataError, WriteError
-from megabatch.report.metrics import Metrics, read_metrics_file
-from megabatch.report.untrusted import UnreadableError, items, number, read_table, table, text
-
-__all__ = ["MetricsLog", "Run", "read_json", "read_metrics", "read_run", "read_runs", "setting"]
+from megabatch.files import UnreadableError, open_regular, parse_json, read_text
+from megabatch.report.metrics import MAX_LINE_BYTES, Metrics, iterate_rows, read_metrics_file
+from megabatch.report.untrusted import bounded_lines, items, number, read_table, table, text
 
 FILES = ("config.toml", "environment.json", "summary.json", "ranks.json", "plan.json", "ensemble.json")
+MAX_CHANGES = 1_000
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read what `megabatch.files.write_json` wrote."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(read_text(path))
     except FileNotFoundError:
         raise DataError(f"'{path}' does not exist; give the folder of a finished run") from None
     except (OSError, ValueError) as error:
@@ -77,23 +81,18 @@ class MetricsLog:
             ) from None
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # a row that the disk did not take: `append` has said so
+            self._file.close()
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows in order; a torn last line, left by a killed run, is passed over.
-
-    Raises:
-        DataError: no such file, or a damaged line in its midst.
-    """
+    """Yield the rows in order; a torn last line, left by a killed run, is passed over. DataError for other damage."""
     line_number = 0
     try:
-        with open(path, "rb") as file:
-            for line in file:
+        with open_regular(path) as file:
+            for line in bounded_lines(file, MAX_LINE_BYTES):
                 line_number += 1
-                if not line.endswith(b"\n"):
-                    return
-                row = json.loads(line)
+                row = parse_json(line or b"")
                 if not isinstance(row, dict):
                     raise ValueError(f"{type(row).__name__} in place of a table")
                 yield row
@@ -101,7 +100,7 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
         raise DataError(f"'{path}' does not exist; give the folder of a run that has made steps") from None
     except OSError as error:
         raise DataError(f"'{path}' cannot be read: {error.strerror}; give the folder of a run") from None
-    except (ValueError, RecursionError):
+    except ValueError:
         raise DataError(f"'{path}' is damaged in line {line_number}; fix or remove that line") from None
 
 
@@ -118,6 +117,7 @@ class Run:
     plan: dict[str, Any] = field(default_factory=dict)
     ensemble: dict[str, Any] = field(default_factory=dict)
     metrics: Metrics = field(default_factory=lambda: Metrics({}))
+    membership: tuple[dict[str, Any], ...] = ()  # rows of membership.jsonl
     problems: tuple[str, ...] = ()
 
     @property
@@ -148,11 +148,7 @@ def setting(run: Run, dotted: str) -> Any:
 
 
 def read_run(folder: Path) -> Run:
-    """Read a run folder, finished, stopped or still going.
-
-    Raises:
-        DataError: it is not a run folder at all.
-    """
+    """Read a run folder, finished, stopped or still going; DataError when it is no run folder at all."""
     if not folder.is_dir():
         raise DataError(f"'{folder}' is not a folder; give the folder of a run, for example runs/demo-20260101-120000")
     tables: dict[str, dict[str, Any]] = {}
@@ -167,13 +163,20 @@ def read_run(folder: Path) -> Run:
     metrics, problem = read_metrics_file(folder / "metrics.jsonl")
     if problem:
         problems.append(problem)
+    membership: tuple[dict[str, Any], ...] = ()
+    try:
+        membership = tuple(islice(iterate_rows(folder / "membership.jsonl"), MAX_CHANGES))
+    except FileNotFoundError:
+        pass
+    except (UnreadableError, OSError) as error:
+        problems.append(f"membership.jsonl {error}")
     if not metrics.num_rows and not any(tables.values()):
         raise DataError(
             f"'{folder}' holds no run that can be read ({'; '.join(problems)}); give the folder of a run, "
             "with config.toml and metrics.jsonl in it"
         )
     name = text(folder.resolve().name, 80) or "run"
-    return Run(name, folder, metrics=metrics, problems=tuple(problems), **tables)
+    return Run(name, folder, metrics=metrics, membership=membership, problems=tuple(problems), **tables)
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:

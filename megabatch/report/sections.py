@@ -12,9 +12,8 @@ from typing import Any
 from megabatch.report import claim
 from megabatch.report.claim import Tile, conditions, settings_of
 from megabatch.report.figure import Figure, Missing, csv_rows
+from megabatch.report.membership import change_rows
 from megabatch.report.run import Run
-
-__all__ = ["chip", "claim_section", "conditions_section", "figures_section", "html_table", "repeat_section", "thin"]
 
 MAX_TABLE_ROWS = 40
 
@@ -87,7 +86,7 @@ def conditions_section(runs: Sequence[Run]) -> str:
     """Machines, versions, grid, batch stages; for several runs what differs."""
     out = ['<h2 id="conditions-title">Conditions</h2>']
     if len(runs) == 1:
-        return out[0] + definitions(conditions(runs[0])) + _settings(runs[0], 0)
+        return out[0] + definitions(conditions(runs[0])) + _changes(runs[0]) + _settings(runs[0], 0)
     rows = [[name, *values] for name, values in claim.differing_settings(runs)]
     head = ["setting", *(run.name for run in runs)]
     out.append(
@@ -103,6 +102,16 @@ def conditions_section(runs: Sequence[Run]) -> str:
         out.append(html_table("Conditions that differ", ["condition", *head[1:]], facts, numeric=False))
     out += [_settings(run, index) for index, run in enumerate(runs)]
     return "\n".join(out)
+
+
+def _changes(run: Run) -> str:
+    """Who came and who went in an elastic run."""
+    head, rows = change_rows(run)
+    if not rows:
+        return ""
+    shown = [rows[index] for index in thin(len(rows), MAX_TABLE_ROWS)]
+    part = f", {len(shown)} of {len(rows):,}" if len(shown) < len(rows) else ""
+    return html_table(f"Changes of the workers{part}", head, shown)
 
 
 def _settings(run: Run, index: int) -> str:
@@ -134,7 +143,7 @@ def figures_section(figures: Sequence[Figure], missing: Sequence[Missing], torus
 
 def _wide(figures: Sequence[Figure]) -> set[str]:
     """Figures that take a whole row: those that need it, and the last of an odd number between two of them."""
-    wide, narrow = {"step_split", "ranks", "all_reduce"}, []
+    wide, narrow = {"step_split", "ranks", "membership", "all_reduce"}, []
     for figure in figures:
         if figure.key not in wide:
             narrow.append(figure.key)
@@ -215,7 +224,7 @@ def repeat_section(runs: Sequence[Run]) -> str:
             f'<span class="sr"> the commands of {escape(run.name)}</span></button>'
         )
     out.append(
-        '<p class="soft">The same seed on as many workers gives the same weights bit for bit; on another number, '
-        "the same up to rounding.</p>"
+        '<p class="soft">With exact sums (comm.sums) the same seed gives the same weights bit for bit on any number of '
+        "workers of like processors, versions and threads; with float sums on as many workers.</p>"
     )
     return "\n".join(out)

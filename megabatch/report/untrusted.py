@@ -7,37 +7,17 @@ finite, bounded data to escape.
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import stat
-import tomllib
 import unicodedata
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-__all__ = [
-    "UnreadableError",
-    "bounded_lines",
-    "items",
-    "number",
-    "open_regular",
-    "parse_json",
-    "read_table",
-    "table",
-    "text",
-    "whole",
-]
+from megabatch.files import UnreadableError, parse_json, parse_toml, read_text
 
 MAX_TEXT = 300
-MAX_FILE_BYTES = 16 * 2**20
 _CHUNK_BYTES = 2**20
-
-
-class UnreadableError(Exception):
-    """A file that is there but cannot be used; the message says why, without its content."""
 
 
 def number(value: Any) -> float | None:
@@ -63,17 +43,12 @@ def text(value: Any, limit: int = MAX_TEXT) -> str:
         return ""
     if isinstance(value, float | int) and not isinstance(value, bool) and number(value) is None:
         return "not a number"
-    raw = str(value)[: 2 * limit] if _is_small(value) else ""
+    # A structure or a number of unknown size is not turned into text.
+    is_small = value.bit_length() < 1024 if isinstance(value, int) else isinstance(value, str | float)
+    raw = str(value)[: 2 * limit] if is_small else ""
     # Category C: controls, format characters (bidirectional overrides among them), surrogates, unassigned.
     visible = "".join(" " if c.isspace() else "" if unicodedata.category(c)[0] == "C" else c for c in raw)
     return visible if len(visible) <= limit else visible[: limit - 3] + "..."
-
-
-def _is_small(value: Any) -> bool:
-    """Whether `str(value)` is surely cheap: a text or a number, not a structure of unknown size."""
-    if isinstance(value, int):
-        return value.bit_length() < 1024
-    return isinstance(value, str | float)
 
 
 def table(value: Any) -> dict[str, Any]:
@@ -86,55 +61,18 @@ def items(value: Any, limit: int = 10_000) -> list[Any]:
     return value[:limit] if isinstance(value, list) else []
 
 
-@contextmanager
-def open_regular(path: Path) -> Iterator[BinaryIO]:
-    """Open an ordinary file for reading; a pipe or device, which could block for ever, is refused.
-
-    Raises:
-        FileNotFoundError: there is nothing.
-        UnreadableError: there is something else.
-    """
+def read_table(path: Path) -> dict[str, Any] | None:
+    """The table in a JSON or TOML file, None when there is no file; UnreadableError: too large, cut, or no table."""
+    is_toml = path.suffix == ".toml"
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0))
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise UnreadableError(error.strerror or "cannot be opened") from None
-    with os.fdopen(descriptor, "rb", buffering=_CHUNK_BYTES) as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise UnreadableError("is not an ordinary file")
-        yield file
-
-
-def parse_json(data: bytes) -> Any:
-    """Parse JSON; raises UnreadableError for anything else, also for nesting that would overflow the stack."""
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise UnreadableError("is not whole JSON") from error
-
-
-def read_table(path: Path, limit_bytes: int = MAX_FILE_BYTES) -> dict[str, Any] | None:
-    """The table in a JSON or TOML file, or None when there is no such file.
-
-    Raises:
-        UnreadableError: too large, truncated, or not a table.
-    """
-    try:
-        with open_regular(path) as file:
-            data = file.read(limit_bytes + 1)
+        content = read_text(path)
+        value = parse_toml(content) if is_toml else parse_json(content)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise UnreadableError(error.strerror or "cannot be read") from None
-    if len(data) > limit_bytes:
-        raise UnreadableError(f"is larger than {limit_bytes // 2**20} MiB")
-    if path.suffix == ".toml":
-        try:
-            return tomllib.loads(data.decode())
-        except (ValueError, RecursionError) as error:
-            raise UnreadableError("is not whole TOML") from error
-    value = parse_json(data)
+    except ValueError as error:
+        raise UnreadableError(f"is not whole {'TOML' if is_toml else 'JSON'}") from error
     if not isinstance(value, dict | list):
         raise UnreadableError("is not a table")
     return value if isinstance(value, dict) else {"rows": value}

@@ -90,6 +90,8 @@ def make_run(
     for step in range(1, num_steps + 1):
         values = row(step, **row_extra)
         values["images_per_second"] *= speed
+        if step % 50 == 0:
+            values["weights_digest"] = f"{step:064x}"  # text among numbers
         lines.append(json.dumps(values) + "\n")
     (folder / "metrics.jsonl").write_text("".join(lines))
     ranks = [
@@ -113,6 +115,20 @@ def make_run(
     }
     if finished:
         (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def change(step: int, workers: int, lost: int = 0, joined: int = 0, seconds: float = 0.5) -> dict[str, Any]:
+    """A row of membership.jsonl."""
+    names = {
+        "lost": [f"node0-{100 + i}-ab" for i in range(lost)],
+        "joined": [f"node0-{200 + i}-cd" for i in range(joined)],
+    }
+    return {"time": 1.8e9, "step": step, "workers": workers, **names, "seconds": seconds, "grid": f"1x{workers}"}
+
+
+def add_membership(folder: Path, *rows: dict[str, Any]) -> Path:
+    (folder / "membership.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
     return folder
 
 
@@ -154,4 +170,7 @@ def make_hostile_run(folder: Path) -> Path:
     ]
     torn = '{"step": 61, "lo'
     (folder / "metrics.jsonl").write_text("\n".join([*good, *bad]) + "\n" + torn)
+    changes = [change(3, 3, lost=1) | {"lost": [HOSTILE, 7, {}], "grid": HOSTILE}, change(4, 4) | {"time": 1e300}]
+    changes += [{"step": 5, "workers": -1}, {"step": 6, "workers": 2, "seconds": -1.0}, {"step": 7, "lost": "x" * 9}]
+    add_membership(folder, *changes)
     return folder

@@ -17,7 +17,7 @@ from megabatch.report.claim import (
     repeat_commands,
     result_rows,
     settings_of,
-    state,
+    status,
     tiles,
 )
 from megabatch.report.run import Run, read_run, read_runs
@@ -33,7 +33,7 @@ def test_a_finished_run_against_its_reference(tmp_path: Path) -> None:
     assert (time.value, time.reference) == ("2 min 25 s", "under 5 minutes on 2 CPU cores")
     assert "n" not in speed.value or "images/s" in speed.value
     assert "median of 95 steps" in speed.detail
-    assert state(run) == ("finished", "good")
+    assert status(run) == ("finished", "good")
 
 
 @pytest.mark.parametrize(
@@ -52,14 +52,14 @@ def test_a_reference_is_reached_or_not_or_names_no_number(top1: float, reference
 def test_a_run_that_goes_on_claims_nothing_yet(tmp_path: Path) -> None:
     run = read_run(make_run(tmp_path / "a", finished=False))
     assert headline([run]) == "resnet8 after 4.00 epochs"
-    assert state(run) == ("no result yet", "")
+    assert status(run) == ("no result yet", "")
     assert [(tile.label, tile.is_reached) for tile in tiles(run)] == [("Top-1 accuracy", None), ("Throughput", None)]
 
 
 def test_a_stopped_run_says_by_what(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a", finished=False)
     (folder / "summary.json").write_text(json.dumps({"status": "stopped", "stopped_by": "SIGTERM", "top1": None}))
-    assert state(read_run(folder)) == ("stopped by SIGTERM", "bad")
+    assert status(read_run(folder)) == ("stopped by SIGTERM", "bad")
 
 
 def test_conditions_name_machines_versions_grid_and_batch_stages(tmp_path: Path) -> None:

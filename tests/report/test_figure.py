@@ -20,9 +20,13 @@ from megabatch.report.figure import (
     Axis,
     Figure,
     Series,
+    bytes_text,
+    count_text,
     csv_text,
     figure_as_data,
+    percent_text,
     run_color,
+    seconds_text,
     write_figures,
 )
 from megabatch.report.network import NetworkTimes
@@ -102,7 +106,7 @@ CELLS = tuple(
 
 
 def figures(folder: Path) -> list[Figure]:
-    found = all_figures([read_run(folder)], NetworkTimes(CELLS, CELLS))
+    found = all_figures([read_run(folder)], NetworkTimes(CELLS, {"torus": [(2.0**10, 1.0), (2.0**20, 900.0)]}))
     return [one for one in found if isinstance(one, Figure)]
 
 
@@ -143,3 +147,27 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="give another folder"):
         write_figures([], tmp_path / "file" / "x")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        *((3.8e-5, "38 us"), (0.0124, "12.4 ms"), (8.3, "8.3 s"), (59.94, "59.9 s"), (145, "2 min 25 s")),
+        *((3599.6, "1 h 00 min"), (11_070, "3 h 04 min"), (-2.0, "-2 s"), (0, "0 us"), (864_000, "10 days")),
+    ],
+)
+def test_seconds(seconds: float, said: str) -> None:
+    assert seconds_text(seconds) == said
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (26_843_546, "25.6 MiB"), (2**60, "1.05e+06 TiB")],
+)
+def test_bytes(count: float, said: str) -> None:
+    assert bytes_text(count) == said
+
+
+def test_counts_and_percentages() -> None:
+    assert [count_text(v) for v in (3315.4, 0.25, 7, 12.345)] == ["3,315", "0.25", "7", "12.3"]
+    assert percent_text(0.91174) == "91.17 %"

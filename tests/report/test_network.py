@@ -35,7 +35,7 @@ def cell(algorithm: str, size: int, seconds: float, **extra: Any) -> dict[str, A
 
 def test_points_and_lines_of_an_algorithm_share_a_colour_and_differ_in_tag() -> None:
     measured = (cell("torus", 2048, 2.0), cell("torus", 1024, 1.0), cell("backend", 2048, 3.0))
-    figure = all_reduce(NetworkTimes(measured, (cell("torus", 1024, 1.1), cell("torus", 2048, 1.9)), source="x.json"))
+    figure = all_reduce(NetworkTimes(measured, {"torus": [(1024, 1.1), (2048, 1.9)]}, source="x.json"))
     assert isinstance(figure, Figure)
     torus, backend, line = figure.series
     assert (torus.x, torus.y, torus.mark, torus.tag) == ((1024.0, 2048.0), (1.0, 2.0), "points", "measured")
@@ -69,7 +69,7 @@ CALIBRATION = Calibration(
     "2x2",
     2,
     "gloo",
-    (AxisCost("column", 2, 1e-3, 1e7), AxisCost("row", 2, 1e-4, 1e9)),
+    (AxisCost(1e-3, 1e7, name="column", size=2), AxisCost(1e-4, 1e9, name="row", size=2)),
     tuple(MeasuredPoint(name, size, 0.01) for name in ("torus", "backend") for size in (1024, 2**20)),
 )
 
@@ -78,12 +78,12 @@ def test_a_calibration_gives_points_lines_and_times_of_phases(tmp_path: Path) ->
     write_calibration_file(tmp_path / "c.json", CALIBRATION)
     times = read_network(tmp_path / "c.json", message_bytes=2**20)
     assert len(times.measured) == 4
-    lines = [row for row in times.modelled if row["algorithm"] == "torus"]
-    assert {row["algorithm"] for row in times.modelled} == {"torus"}  # the backend's own is not modelled
-    assert (lines[0]["message_bytes"], lines[-1]["message_bytes"]) == (1024, 2**20)
+    assert list(times.modelled) == ["torus"]  # the backend's own is not modelled
+    (first, _), *_, (last, seconds) = times.modelled["torus"]
+    assert (first, last) == (1024, 2**20)
     shape, links = CALIBRATION.shape, CALIBRATION.links(CALIBRATION.shape)
-    assert lines[-1]["seconds"] == all_reduce_seconds(phases("torus", shape), shape, links, 2**20)
-    assert sum(times.phase_seconds["torus"]) == pytest.approx(lines[-1]["seconds"])
+    assert seconds == all_reduce_seconds(phases("torus", shape), shape, links, 2**20)
+    assert sum(times.phase_seconds["torus"]) == pytest.approx(seconds)
     assert read_network(tmp_path / "c.json").phase_seconds == {}
 
 
@@ -91,7 +91,7 @@ def test_without_measured_axes_nothing_is_modelled(tmp_path: Path) -> None:
     write_calibration_file(tmp_path / "c.json", dataclasses.replace(CALIBRATION, axes=()))
     times = read_network(tmp_path / "c.json", message_bytes=2**20)
     assert len(times.measured) == 4
-    assert times.modelled == ()
+    assert times.modelled == {}
     assert times.phase_seconds == {}
 
 

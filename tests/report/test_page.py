@@ -191,7 +191,7 @@ def test_mistakes_are_our_errors(tmp_path: Path) -> None:
 
 KEYS = [
     *("accuracy", "loss", "lr", "global_batch_size", "momentum", "images_per_second", "step_split", "ranks"),
-    *("all_reduce", "efficiency", "predicted", "noise_scale", "ensemble"),
+    *("membership", "all_reduce", "efficiency", "predicted", "noise_scale", "ensemble"),
 ]
 
 

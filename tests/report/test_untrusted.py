@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
+from megabatch.files import UnreadableError, open_regular
 from megabatch.report.untrusted import (
-    UnreadableError,
     bounded_lines,
     items,
     number,
-    open_regular,
     read_table,
     table,
     text,
@@ -85,9 +84,9 @@ def test_tables_of_json_and_toml(tmp_path: Path) -> None:
 
 
 def test_a_file_over_its_limit_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_text(json.dumps({"a": "x" * 2 * 2**20}))
-    with pytest.raises(UnreadableError, match="larger than 1 MiB"):
-        read_table(tmp_path / "x.json", limit_bytes=2**20)
+    (tmp_path / "x.json").write_text(json.dumps({"a": "x" * 17 * 2**20}))
+    with pytest.raises(UnreadableError, match="larger than 16 MiB"):
+        read_table(tmp_path / "x.json")
 
 
 def test_lines_over_the_limit_are_passed_over_and_a_torn_one_is_left() -> None:

@@ -14,6 +14,7 @@ import torch
 from megabatch.comm.shape import near_square
 from megabatch.config import Config
 from megabatch.recipes import load_config
+from megabatch.train.checkpoint import decode, read_whole
 from megabatch.train.stop import StopRequest
 from megabatch.train.trainer import Trainer
 from megabatch.train.world import World
@@ -54,6 +55,10 @@ def train_one(rank: int, world_size: int, folder: str, overrides: tuple[str, ...
     grid, device = near_square(world_size), torch.device("cpu")
     with StopRequest().listening() as stop:
         return Trainer(config, world, device, Path(folder), grid, stop, resume=resume).run()
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    return decode(read_whole(path), str(path))
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:

@@ -22,14 +22,14 @@ STAGES = (
     *(
         "train.global_batch_size=0:40 0.3:48 0.8:80 1.1:40",
         "train.epochs=1.4",
-        "batch_control.noise=momentum",
+        "batch_control.noise_rule=momentum",
         CHECKPOINTS,
     ),
     *("norm.exact_batches=5", "norm.variance=pooled", "batch_control.measure_every_steps=2"),
 )
 # A threshold this low is always passed: what is tested is when a change is decided and when it takes effect.
 ADAPTIVE = (
-    *("train.global_batch_size=16", "train.epochs=3.5", "batch_control.noise=lr", CHECKPOINTS),
+    *("train.global_batch_size=16", "train.epochs=3.5", "batch_control.noise_rule=lr", CHECKPOINTS),
     *("batch_control.adaptive.max_global_batch_size=96", "batch_control.adaptive.threshold=1e-9"),
     *("batch_control.adaptive.patience=3", "batch_control.adaptive.from_epoch=0.3"),
     *("batch_control.adaptive.lead_steps=3", "batch_control.smoothing=0.9", "optimizer.lr=0.02"),

@@ -9,11 +9,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from megabatch.errors import CheckpointError
-from megabatch.train.evaluate_run import evaluate_ensemble, evaluate_run
+from megabatch.train.evaluate import evaluate_ensemble, evaluate_run
 from tests.system.runs import command, losses_of, rows_of, start, train_on_ranks
 
 # 330 images. Trunk: steps 1-5 to the first cut at epoch 0.5, then 8 more; branches of 4 steps after each part.
@@ -80,10 +78,9 @@ def test_interrupted_anywhere_it_is_the_same_run(whole: Path, tmp_path: Path) ->
 @pytest.mark.slow
 def test_members_do_not_depend_on_the_number_of_workers(whole: Path, tmp_path: Path) -> None:
     train_on_ranks(3, tmp_path / "three", *TRUNK, *COLLAPSE, CHECKPOINTS)
-    assert losses_of(tmp_path / "three") == pytest.approx(losses_of(whole), rel=1e-4)
-    ours, theirs = (load_file(run / "members" / "member-1.safetensors") for run in (tmp_path / "three", whole))
-    for name, value in theirs.items():
-        torch.testing.assert_close(ours[name], value, rtol=1e-3, atol=1e-4, msg=name)
+    assert losses_of(tmp_path / "three") == losses_of(whole)
+    for name in ("members/member-1.safetensors", "members/member-2.safetensors", "model.safetensors"):
+        assert (tmp_path / "three" / name).read_bytes() == (whole / name).read_bytes(), name
 
 
 def test_the_ensemble_counts_every_image_once(whole: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from megabatch.data.formats import open_source
 from megabatch.data.verify import verify, write_manifest
 from megabatch.errors import DataError
-from megabatch.train.components import open_images
+from megabatch.train.feed import open_images
 from tests.data.conftest import write_tar
 from tests.data.images import encoded, photograph
 from tests.system.runs import losses_of, small_config, train_on_ranks
@@ -47,7 +47,7 @@ def settings(shards: Path) -> tuple[str, ...]:
     )
 
 
-def test_lanes_do_not_change_a_run_and_broken_images_are_listed(shards: Path, tmp_path: Path) -> None:
+def test_loader_processes_do_not_change_a_run_and_broken_images_are_listed(shards: Path, tmp_path: Path) -> None:
     summary: dict[str, Any] = train_on_ranks(2, tmp_path / "threads", *settings(shards))
     assert summary["status"] == "finished"
     assert summary["broken_images"] == 2  # once an epoch, whoever meets it

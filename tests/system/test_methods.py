@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from megabatch.train.checkpoint import read_checkpoint
 from tests.ranks import RankFailureError
-from tests.system.runs import losses_of, rows_of, train_on_ranks
+from tests.system.runs import losses_of, read_checkpoint, rows_of, train_on_ranks
 
 WHOLE = ("train.max_steps=14", "checkpoint.every_steps=2")
 HALF = ("train.max_steps=7", "checkpoint.every_steps=2")

@@ -80,7 +80,7 @@ def test_a_rank_of_the_published_world_builds(name: str) -> None:
     words = config.reference.command.split()
     shape = parse_grid(words[words.index("--grid") + 1]) if "--grid" in words else near_square(workers)
     with fake_world(workers // 2, workers):
-        grid = ProcessGrid.build(shape, agree=False)
+        grid = ProcessGrid.build(shape, check_consistency=False)
         assert grid.shape.world_size == workers
         if workers > 1 and config.comm.algorithm in ALGORITHMS:
             steps = num_steps(phases(config.comm.algorithm, grid.shape))

@@ -66,3 +66,13 @@ def test_batch_control_in_a_strangers_loop_is_the_same_on_any_number_of_ranks() 
         assert [int(row.split()[2]) for row in rows] == [32] * 5 + [64] * 3 + [160] + [80]
         losses.append([float(row.split("loss ")[1].split(",")[0]) for row in rows])
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+def test_exact_sums_in_a_strangers_loop_give_the_same_bits_on_any_number_of_ranks() -> None:
+    digests = set()
+    for ranks, algorithm in (("1", "torus"), ("2", "ring"), ("3", "torus")):
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
+        done = run([*launcher, "examples/exact_in_your_loop.py", "--algorithm", algorithm], REPOSITORY)
+        assert done.returncode == 0, done.stderr
+        digests.add(done.stdout.split("SHA-256 ")[1].strip())
+    assert len(digests) == 1

@@ -17,7 +17,7 @@ from megabatch.comm.calibration import AxisCost, Calibration, MeasuredPoint, wri
 from megabatch.report.figure import Figure, csv_text
 from megabatch.report.page import all_figures, write_report
 from megabatch.report.run import read_run
-from tests.report.folders import make_hostile_run, make_run
+from tests.report.folders import add_membership, change, make_hostile_run, make_run
 from tests.system.browser import Watched, open_browser, open_page, wait_until
 
 pytestmark = pytest.mark.timeout(300)
@@ -38,13 +38,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     points = tuple(
         MeasuredPoint(name, 2**power, 2.0**power / 1e8) for name in ("torus", "backend") for power in (10, 20)
     )
-    axes = (AxisCost("column", 2, 1e-3, 1e8), AxisCost("row", 2, 1e-4, 1e9))
+    axes = (AxisCost(1e-3, 1e8, name="column", size=2), AxisCost(1e-4, 1e9, name="row", size=2))
     write_calibration_file(folder / "calibration.json", Calibration("2x2", 1, "gloo", axes, points))
     prediction = {"step_seconds": {"low": 0.08, "middle": 0.09, "high": 0.12}}
     (folder / "plan.json").write_text(json.dumps({"prediction": prediction}))
     summary = json.loads((folder / "summary.json").read_text())
     summary |= {"members": [{"member": 0, "top1": 0.9}, {"member": 1, "top1": 0.91}], "trunk_top1": 0.905}
     (folder / "summary.json").write_text(json.dumps(summary))
+    add_membership(folder, change(90, 3, lost=1), change(120, 4, joined=1))
     write_report([folder], folder / "report.html")
     return folder
 
@@ -63,7 +64,7 @@ def overflow(page: Page) -> int:
 
 def test_every_figure_is_drawn_with_exactly_the_values_of_its_csv(desk: Watched, folder: Path) -> None:
     figures = [one for one in all_figures([read_run(folder)]) if isinstance(one, Figure)]
-    assert len(figures) == 12  # all but scaling efficiency, which takes several runs
+    assert len(figures) == 13  # all but scaling efficiency, which takes several runs
     for figure in figures:
         rows = list(csv.reader(io.StringIO(csv_text(figure))))[1:]
         drawn = [
@@ -150,7 +151,7 @@ def test_the_animation_plays_stops_steps_and_shows_any_algorithm(desk: Watched) 
         steps = int(
             page.evaluate(
                 f"megabatchReport.data.torus.algorithms.find(a => a.name === '{name}').phases"
-                ".filter(p => p.lane === 0).reduce((sum, p) => sum + p.steps.length, 0)"
+                ".filter(p => p.channel === 0).reduce((sum, p) => sum + p.steps.length, 0)"
             )
         )
         for _ in range(steps - 1):
@@ -167,10 +168,10 @@ def test_the_animation_plays_stops_steps_and_shows_any_algorithm(desk: Watched) 
 def test_at_the_end_every_worker_holds_the_whole_sum(desk: Watched, name: str) -> None:
     state: list[Any] = desk.page.evaluate("name => megabatchTorus.end(name)", name)
     assert len(state) == 4
-    for lanes in state:
-        assert sum(lane["width"] for lane in lanes) == pytest.approx(1.0)
-        assert {lane["summed"] for lane in lanes} == {4}
-        assert not any(lane["waits"] for lane in lanes)
+    for channels in state:
+        assert sum(channel["width"] for channel in channels) == pytest.approx(1.0)
+        assert {channel["summed"] for channel in channels} == {4}
+        assert not any(channel["waits"] for channel in channels)
 
 
 def test_a_hostile_run_runs_nothing_and_breaks_nothing(browser: Browser, tmp_path: Path) -> None:
@@ -206,7 +207,7 @@ def test_keyboard_and_screen_reader(browser: Browser, folder: Path) -> None:
         )
         assert nameless == 0
         assert page.evaluate("document.documentElement.lang") == "en"
-        assert page.locator("figure.card details table caption").count() == 12
+        assert page.locator("figure.card details table caption").count() == 13
 
 
 def test_a_comparison_aligns_runs_and_lists_what_differs(browser: Browser, tmp_path: Path) -> None:

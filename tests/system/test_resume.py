@@ -7,8 +7,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from megabatch.errors import CheckpointError
 from tests.ranks import RankFailureError
@@ -78,16 +76,14 @@ def test_damaged_newest_checkpoint_gives_way_to_the_one_before(halves: Halves, t
 
 
 @pytest.mark.parametrize("workers", ["halves", "halves_of_3"])
-def test_another_worker_count_continues_the_same_order(
+def test_another_worker_count_is_bit_identical_too(
     workers: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     world_size, whole, half = request.getfixturevalue(workers)
     folder = Path(shutil.copytree(half, tmp_path / "run", symlinks=True))
     train_on_ranks(4 if world_size == 2 else 1, folder, WHOLE, BATCH, CHECKPOINTS, resume=True)
-    assert losses_of(folder) == pytest.approx(losses_of(whole), rel=1e-4)
-    ours, theirs = load_file(folder / "model.safetensors"), load_file(whole / "model.safetensors")
-    for name, value in theirs.items():
-        torch.testing.assert_close(ours[name], value, rtol=1e-3, atol=1e-4, msg=name)
+    assert (folder / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert losses_of(folder) == losses_of(whole)
 
 
 def test_a_finished_run_can_be_resumed_to_no_effect(halves: Halves, tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megabatch.launch.request import LaunchRequest
-from megabatch.launch.script import slurm_script
+from megabatch.launch.script import LaunchRequest, slurm_script
 from tests.system.runs import REPOSITORY, SMALL, losses_of, rows_of, train_on_ranks
 from tests.system.slurm import Slurm, open_slurm, wait_for
 

@@ -22,7 +22,8 @@
     const show = (v) => figure.y.percent ? `${(100 * v).toFixed(2)} %` : figure.y.title.endsWith("[s]") ? seconds(v) : String(Number(v.toPrecision(5)));
     const spread = one.low.length && one.low[i] !== one.high[i] ? ` (${show(one.low[i])} to ${show(one.high[i])})` : "";
     const count = one.n.length && one.n[i] > 1 ? `, n = ${one.n[i].toLocaleString("en")}` : "";
-    return plain(`${show(y)}${spread}${count}${one.tag === "measured" ? "" : `, ${one.tag}`}`);
+    const label = one.labels.length ? `, ${one.labels[i]}` : "";
+    return plain(`${show(y)}${label}${spread}${count}${one.tag === "measured" ? "" : `, ${one.tag}`}`);
   });
 
   const trace = (figure, one) => {
@@ -45,6 +46,9 @@
     result.mode = one.mark === "points" ? "markers" : few && one.tag === "measured" ? "lines+markers" : "lines";
     result.line = { color: paint, width: 2, dash: one.dashed ? "dash" : "solid", shape: one.mark === "steps" ? "hv" : "linear" };
     result.marker = { color: paint, size: one.mark === "points" ? 9 : 6 };
+    if (one.labels.length && one.labels.length <= 12 && innerWidth >= 640) {
+      Object.assign(result, { mode: "markers+text", text: one.labels.map(plain), textposition: "bottom right", cliponaxis: false, textfont: { size: 11, color: paint } });
+    }
     if (one.low.length) {
       result.error_y = { type: "data", symmetric: false, array: one.high.map((h, i) => h - one.y[i]), arrayminus: one.low.map((l, i) => one.y[i] - l), color: paint, thickness: 1.2, width: 4 };
     }

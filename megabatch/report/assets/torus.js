@@ -21,25 +21,25 @@
     return [rest * rest * x0 + 2 * rest * part * cx + part * part * x1, rest * rest * y0 + 2 * rest * part * cy + part * part * y1];
   };
 
-  // Lanes run side by side: tick t shows step t of every lane.
+  // Channels run side by side: tick t shows step t of every channel.
   const plan = (phases) => {
-    const lanes = new Map();
+    const channels = new Map();
     phases.forEach((phase, index) => {
-      const lane = lanes.get(phase.lane) || [];
-      phase.steps.forEach((moves, step) => lane.push({ index, step, moves }));
-      lanes.set(phase.lane, lane);
+      const channel = channels.get(phase.channel) || [];
+      phase.steps.forEach((moves, step) => channel.push({ index, step, moves }));
+      channels.set(phase.channel, channel);
     });
-    const length = Math.max(0, ...[...lanes.values()].map((lane) => lane.length));
-    return Array.from({ length }, (_, t) => [...lanes.values()].map((lane) => lane[t]).filter(Boolean));
+    const length = Math.max(0, ...[...channels.values()].map((channel) => channel.length));
+    return Array.from({ length }, (_, t) => [...channels.values()].map((channel) => channel[t]).filter(Boolean));
   };
 
   // What a worker holds of the message (from, width) and over how many workers it is summed, before the first and after every tick.
   const follow = (phases, timeline) => {
-    const count = torus.rows * torus.columns, numLanes = Math.max(...phases.map((phase) => phase.lane)) + 1;
-    let now = Array.from({ length: count }, () => Array.from({ length: numLanes }, (_, lane) => ({ from: lane / numLanes, width: 1 / numLanes, summed: 1, waits: false })));
+    const count = torus.rows * torus.columns, numChannels = Math.max(...phases.map((phase) => phase.channel)) + 1;
+    let now = Array.from({ length: count }, () => Array.from({ length: numChannels }, (_, channel) => ({ from: channel / numChannels, width: 1 / numChannels, summed: 1, waits: false })));
     const all = [now];
     for (const tick of timeline) {
-      now = now.map((lanes) => lanes.map((one) => ({ ...one })));
+      now = now.map((channels) => channels.map((one) => ({ ...one })));
       for (const { index, step } of tick) {
         const phase = phases[index];
         if (step === phase.steps.length - 1) finish(phase, now);
@@ -52,7 +52,7 @@
     const members = new Set(phase.steps.flat(2));
     const size = phase.axis === -1 ? torus.rows * torus.columns : phase.axis === 1 ? torus.columns : torus.rows;
     for (const worker of members) {
-      const one = now[worker][phase.lane];
+      const one = now[worker][phase.channel];
       const place = phase.axis === -1 ? worker : phase.axis === 1 ? worker % torus.columns : Math.floor(worker / torus.columns);
       if (phase.operation === "reduce_scatter") { one.width /= size; one.from += place * one.width; one.summed *= size; }
       if (phase.operation === "all_gather") { one.from -= place * one.width; one.width *= size; }
