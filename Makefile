@@ -10,18 +10,19 @@ PYTEST = $(BIN)/pytest -n $(TEST_JOBS) --dist loadgroup
 HAS_SIMGRID := $(BIN)/python -c "import sys; from benchmarks.simulators.simgrid import find_simgrid; sys.exit(not find_simgrid())"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo study browser simgrid docs test test-all check clean
+.PHONY: help setup demo demo-chaos study browser simgrid docs test test-all check clean
 
 help:
-	@echo "make demo      train the demo recipe with four workers in a 2x2 grid on real images"
-	@echo "make study     large batches against a small one, three seeds each, a few minutes"
-	@echo "make test      format, types and the fast tests"
-	@echo "make test-all  the fast tests and the slower proofs"
-	@echo "make check     format and types only"
-	@echo "make browser   install chromium for the browser tests, where that is possible"
-	@echo "make simgrid   install SimGrid for the planner's cross-check, where that is possible"
-	@echo "make docs      build the documentation as a site"
-	@echo "make clean     remove the virtual environment and caches"
+	@echo "make demo        train the demo recipe with four workers in a 2x2 grid on real images"
+	@echo "make demo-chaos  the demo while workers are killed and replaced: the same weights, bit for bit"
+	@echo "make study       large batches against a small one, three seeds each, a few minutes"
+	@echo "make test        format, types and the fast tests"
+	@echo "make test-all    the fast tests and the slower proofs"
+	@echo "make check       format and types only"
+	@echo "make browser     install chromium for the browser tests, where that is possible"
+	@echo "make simgrid     install SimGrid for the planner's cross-check, where that is possible"
+	@echo "make docs        build the documentation as a site"
+	@echo "make clean       remove the virtual environment and caches"
 
 setup: $(VENV)/.ready
 
@@ -36,6 +37,14 @@ demo: setup
 	else \
 	  echo "Fashion-MNIST cannot be had here: training on generated images instead"; \
 	  $(BIN)/megabatch train demo --workers $(WORKERS) --grid $(GRID) --set data.source=generated; \
+	fi
+
+demo-chaos: setup
+	@if $(BIN)/megabatch data get fashion-mnist; then \
+	  $(BIN)/python -m benchmarks.demo_chaos; \
+	else \
+	  echo "Fashion-MNIST cannot be had here: training on generated images instead"; \
+	  $(BIN)/python -m benchmarks.demo_chaos --set data.source=generated; \
 	fi
 
 study: setup

@@ -2,7 +2,7 @@
 
     python -m benchmarks.check_plan mikami2018 --cluster abci --workers 1024 [--algorithm torus] [--json]
 
-Rounds are played in step. Chains and lanes, which ranks do not run in step, are played free while they are few
+Rounds are played in step. Chains and channels, which ranks do not run in step, are played free while they are few
 enough: `mode` says which. Agreement speaks for the arithmetic; rates and latencies are the same in all three.
 """
 
@@ -74,7 +74,7 @@ def check_plan(cluster: Cluster, workload: Workload, candidate: Candidate) -> Cr
     phase_list = phases(algorithm, grid)
     cut = fill_buckets(workload.layers, workload.bytes_per_parameter, candidate.bucket_mb)
     sizes = sorted(Counter(bucket.num_bytes for bucket in cut).items(), reverse=True)
-    several = max(phase.lane for phase in phase_list) > 0
+    several = max(phase.channel for phase in phase_list) > 0
     free = several or any(phase.pattern == "chain" for phase in phase_list)
     if free and not several:
         free = len(sizes) * play_of(algorithm, grid, 1.0, free=True).num_transfers <= _MOST_FREE
@@ -85,7 +85,7 @@ def check_plan(cluster: Cluster, workload: Workload, candidate: Candidate) -> Cr
         if free:
             own = simulate_all_reduce(network, algorithm, grid, num_bytes)
         else:
-            own = lock_step_seconds(network, one.lanes[0], grid.world_size, num_bytes)
+            own = lock_step_seconds(network, one.channels[0], grid.world_size, num_bytes)
         closed = cluster.all_reduce(algorithm, grid, num_bytes).seconds
         found.append(CheckedBucket(num_bytes, count, "free" if free else "in step", closed, own, seconds))
     return Crosscheck(tuple(found), answer.version)

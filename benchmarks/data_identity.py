@@ -13,6 +13,7 @@ import hashlib
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from megabatch.data.augment import Augmentation
@@ -47,9 +48,7 @@ def digests(
         POLICY,
         lambda epoch: 96 if epoch < 0.05 else 128,
         SEED,
-        steps(source, total, start),
-        rank=rank,
-        world_size=world_size,
+        (replace(step, rank=rank, world_size=world_size) for step in steps(source, total, start)),
         feeding=feeding,
         largest_image_size=128,
     )

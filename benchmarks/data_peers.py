@@ -44,9 +44,6 @@ class Photographs(EncodedImages):
         self.contents, self.labels = contents, labels
         self.name, self.channels, self.num_classes = "photographs", 3, int(labels.max()) + 1
 
-    def __len__(self) -> int:
-        return len(self.contents)
-
     def read_bytes(self, index: int) -> bytes:
         return self.contents[index]
 
@@ -108,16 +105,14 @@ def reference(photographs: Photographs) -> Contestant:
 
 
 def ours(source: Source, decoding: Decoding) -> Contestant:
-    """One epoch through the loader with one lane; every call is another epoch."""
+    """One epoch through the loader; every call is another epoch."""
     epoch = iter(range(10**6))
     usable = len(source) // BATCH * BATCH
 
     def run() -> int:
         start = next(epoch) * usable
         steps = iterate_steps(lambda _: usable, BATCH, len(source), start + usable, start_samples=start)
-        loader = GhostLoader(
-            source, POLICY, SIZE, 0, steps, rank=0, world_size=1, feeding=Feeding(threads=1, decoding=decoding)
-        )
+        loader = GhostLoader(source, POLICY, SIZE, 0, steps, feeding=Feeding(threads=1, decoding=decoding))
         count = sum(len(ghost.labels) for _, ghosts in loader for ghost in ghosts)
         loader.close()
         return count

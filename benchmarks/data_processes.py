@@ -40,7 +40,7 @@ def rates(photographs: Photographs, feeding: Feeding, epochs: int) -> tuple[floa
     """Images per CPU second and per wall second, after the first batches."""
     total = len(photographs) * epochs // BATCH * BATCH
     steps = iterate_steps(lambda _: BATCH, BATCH, len(photographs), total)
-    loader = GhostLoader(photographs, POLICY, SIZE, 0, steps, rank=0, world_size=1, feeding=feeding)
+    loader = GhostLoader(photographs, POLICY, SIZE, 0, steps, feeding=feeding)
     count, cpu, wall, skip = 0, 0.0, 0.0, 8
     for number, (_, ghosts) in enumerate(loader):
         if number == skip:

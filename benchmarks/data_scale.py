@@ -44,7 +44,7 @@ def memory(num_images: int, processes: int) -> list[float]:
     steps = iterate_steps(lambda _: 512, GHOST, len(source), num_images)
     policy = Augmentation(crop="resized", flip=True)
     feeding = Feeding(threads=2, processes=processes)
-    loader = GhostLoader(source, policy, 32, 0, steps, rank=0, world_size=1, feeding=feeding)
+    loader = GhostLoader(source, policy, 32, 0, steps, feeding=feeding)
     found, seen, next_look = [], 0, num_images // 10
     for _, ghosts in loader:
         for ghost in ghosts:

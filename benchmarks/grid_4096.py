@@ -7,8 +7,8 @@ own work. A rank of a square grid is a member of two groups of sqrt(world) ranks
 made. Every world is measured in a process of its own, worlds take turns; memory is what the process gained.
 
 What the fake group cannot show - the exchange of shape and host names through the job's store, one write and one read
-per rank, and at rank 0 one read of `world` entries - is left out (`agree=False`) and measured beside it: rank 0's side
-of the exchange with a real store that holds `world` entries.
+per rank, and at rank 0 one read of `world` entries - is left out (`check_consistency=False`) and
+measured beside it: rank 0's side of the exchange with a real store that holds `world` entries.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class GridCost:
     build_seconds: float
     memory_bytes: int
     groups: int
-    agreement_seconds: float
+    consistency_seconds: float
 
 
 def build_once(world_size: int) -> GridCost:
@@ -55,28 +55,29 @@ def build_once(world_size: int) -> GridCost:
     gc.collect()
     resident_bytes = process.memory_info().rss
     start = time.perf_counter()
-    grid = ProcessGrid.build((side, world_size // side), agree=False)
+    grid = ProcessGrid.build((side, world_size // side), check_consistency=False)
     seconds = time.perf_counter() - start
     memory_bytes = process.memory_info().rss - resident_bytes
     assert grid.axis_ranks(0)[grid.axis_position(0)] == grid.rank == world_size // 2
     groups = sum(size > 1 for size in grid.shape.sizes)
     dist.destroy_process_group()
-    return GridCost(world_size, seconds, memory_bytes, groups, _agreement_seconds(world_size))
+    return GridCost(world_size, seconds, memory_bytes, groups, _consistency_seconds(world_size))
 
 
-def _agreement_seconds(world_size: int) -> float:
-    """Rank 0's part of agreeing on the layout, all others having written their entries already."""
+def _consistency_seconds(world_size: int) -> float:
+    """Rank 0's part of the consistency check, all others having written their entries already."""
     from torch._C._distributed_c10d import HashStore
 
-    from megabatch.comm.grid import agree_on_grid
+    from megabatch.comm.grid import check_grid_consistency
+    from megabatch.comm.shape import GridShape
 
     store = HashStore()
     side = math.isqrt(world_size)
-    shape = f"{side}x{world_size // side}"
+    shape = GridShape((side, world_size // side))
     for rank in range(1, world_size):
-        store.set(f"entry {rank}", json.dumps([shape, f"host-{rank // 4}"]))
+        store.set(f"entry {rank}", json.dumps([shape.text, f"host-{rank // 4}"]))
     start = time.perf_counter()
-    agree_on_grid(store, 0, world_size, shape, "host-0", 30.0)
+    check_grid_consistency(store, 0, world_size, shape, "host-0", 30.0)
     return time.perf_counter() - start
 
 
@@ -91,8 +92,8 @@ def table_lines(costs: Sequence[GridCost]) -> list[str]:
         side = math.isqrt(world_size)
         build = _spread([1e3 * cost.build_seconds for cost in own])
         memory = _spread([cost.memory_bytes / 1024 for cost in own])
-        agreement = _spread([1e3 * cost.agreement_seconds for cost in own])
-        columns = [str(world_size), f"{side}x{world_size // side}", build, memory, str(own[0].groups), agreement]
+        consistency = _spread([1e3 * cost.consistency_seconds for cost in own])
+        columns = [str(world_size), f"{side}x{world_size // side}", build, memory, str(own[0].groups), consistency]
         lines.append(f"| {' | '.join([*columns, str(len(own))])} |")
     return lines
 

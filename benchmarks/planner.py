@@ -23,12 +23,12 @@ from megabatch.comm.calibration import AxisCost, Calibration
 from megabatch.comm.phases import Phase, RoundGroup, phases
 from megabatch.comm.price import all_reduce_seconds
 from megabatch.comm.shape import parse_grid
-from megabatch.plan.cluster import load_cluster
+from megabatch.plan.cluster_file import load_cluster
 from megabatch.plan.convergence import mlperf_law
 from megabatch.plan.estimate import Estimator
 from megabatch.plan.network import Network, price_curve, price_swaps
 from megabatch.plan.plan_file import PlanRequest, run
-from megabatch.plan.search import Goal, plan, worker_counts
+from megabatch.plan.search import Goal, plan
 from megabatch.plan.workload import workload_of
 from megabatch.schedule.batch import parse_stages
 
@@ -40,7 +40,7 @@ __all__ = [
 ROOT = Path(__file__).parents[1]
 SIZE = 51.12e6
 # The platform of benchmarks/simulators/simgrid.csv; see tests/plan/test_network.py.
-PLATFORM = Network(4, 34, 50e9, 1e-6, 23e9, 1.5e-6, 34 * 25e9 / 3, 1e-6, 0.0, "ring")
+PLATFORM = Network(4, 34, 50e9, 1e-6, 23e9, 1.5e-6, 0.0, "ring", 34 * 25e9 / 3, 1e-6)
 PLAYED = (
     *(("ring", "16"), ("ring", "64"), ("torus", "8x8"), ("torus", "16x16"), ("torus", "5x12"), ("torus", "2x3x4")),
     *(("hierarchical", "64x4"), ("hierarchical", "12x8"), ("halving_doubling", "64"), ("direct", "4x8")),
@@ -86,8 +86,8 @@ def simulation_errors() -> list[tuple[str, float]]:
     found = []
     for name, grid in PLAYED:
         shape = parse_grid(grid)
-        (lane,) = rounds_of(phases(name, shape), shape, 4)
-        played = lock_step_seconds(PLATFORM, lane, shape.world_size, SIZE)
+        (channel,) = rounds_of(phases(name, shape), shape, 4)
+        played = lock_step_seconds(PLATFORM, channel, shape.world_size, SIZE)
         found.append((f"{name} {grid}", played / price_curve(PLATFORM, name, shape, 4).at(SIZE).seconds - 1))
     return found
 
@@ -173,7 +173,7 @@ def paper_rows() -> list[dict[str, Any]]:
                 "low": said.low,
                 "high": said.high,
                 "error": said.middle / quoted - 1,
-                "step_ms": {part: 1e3 * seconds for part, seconds in result.chosen.step_parts.items()},
+                "step_ms": {part: 1e3 * seconds for part, seconds in result.chosen.step_time.parts.items()},
             }
         )
     return rows
@@ -219,8 +219,8 @@ def _links(text: str) -> list[Calibration]:
     found = []
     for numbers in re.findall(rf"column{axis}; row{axis}", " ".join(text.split())):
         latency, rate, share, row_latency, row_rate, row_share = (float(number or 1) for number in numbers)
-        column = AxisCost("column", 4, latency / 1e3, rate * 1e6 / 8, 0.0, share)
-        row = AxisCost("row", 4, row_latency / 1e3, row_rate * 1e6 / 8, 0.0, row_share)
+        column = AxisCost(latency / 1e3, rate * 1e6 / 8, 0.0, share, name="column", size=4)
+        row = AxisCost(row_latency / 1e3, row_rate * 1e6 / 8, 0.0, row_share, name="row", size=4)
         found.append(Calibration("4x4", 4, "gloo", (column, row)))
     return found
 
@@ -235,10 +235,10 @@ def speeds() -> dict[str, float]:
     ):
         load = workload_of("mikami2018", ["train.ghost_batch_size=4"]).with_batch(parse_stages(batch))
         began = time.perf_counter()
-        result = plan(Estimator(cluster, load), worker_counts(cluster, workers), Goal())
+        result = plan(Estimator(cluster, load), cluster.worker_counts(workers), Goal())
         found[f"{name} workers, {result.num_considered} candidates"] = time.perf_counter() - began
     began = time.perf_counter()
-    result = plan(Estimator(cluster, workload_of("mikami2018"), mlperf_law()), worker_counts(cluster, None), Goal())
+    result = plan(Estimator(cluster, workload_of("mikami2018"), mlperf_law()), cluster.worker_counts(None), Goal())
     found[f"8..4096 workers, batches searched, {result.num_considered} candidates"] = time.perf_counter() - began
     return found
 

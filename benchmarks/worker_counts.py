@@ -1,12 +1,13 @@
-"""Does a recipe compute the same on any number of workers? Losses of 40 steps on 1, 2, 3 and 4 workers, compared.
+"""Does a recipe with sums in floats compute the same on any number of workers? Losses of 40 steps on 1 to 4 workers.
 
     python -m benchmarks.worker_counts [--steps 40] [--workers 1 2 3 4]
 
-Trains the demo recipe (batch-norm, augmentation, label smoothing) on Fashion-MNIST; its 8 ghost batches a step are
-not divisible by 3. Training amplifies rounding: the same comparison at the recipe's own rates (--rate 0) drifts apart
-like two runs whose sums were merely added up in another order, so the claim is tested at a rate low enough to see a
-mistake of the engine through that. Prints the largest relative difference of any step's loss to the one-worker run,
-and whether the augmented images of all ghost batches are bit-identical when dealt to that many workers.
+Exact sums have `exact_bits` instead: their losses are equal to the last bit. Trains the demo recipe (batch-norm,
+augmentation, label smoothing) on Fashion-MNIST; its 8 ghost batches a step are not divisible by 3. Training amplifies
+rounding: at the recipe's own learning rate (--lr 0) the runs drift apart like two runs whose sums were added up in
+another order. So the claim is tested at a learning rate low enough to see a mistake of the engine. Prints the largest
+relative difference of any step's loss to the one-worker run, and whether the augmented images of all ghost batches are
+bit-identical when that many workers share them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from megabatch.data.augment import Augmentation
@@ -28,10 +30,15 @@ from megabatch.schedule.batch import iterate_steps, parse_stages
 TARGET = 1e-4
 
 
-def losses(workers: int, steps: int, rate: float, folder: Path) -> list[float]:
+def losses(workers: int, steps: int, lr: float, folder: Path) -> list[float]:
     output = folder / f"workers-{workers}"
-    settings = [f"train.max_steps={steps}", "train.evaluate_every_epochs=0", "checkpoint.every_epochs=0"]
-    settings += [f"optimizer.lr={rate}"] if rate else []
+    settings = [
+        "comm.sums=float",
+        f"train.max_steps={steps}",
+        "train.evaluate_every_epochs=0",
+        "checkpoint.every_epochs=0",
+    ]
+    settings += [f"optimizer.lr={lr}"] if lr else []
     command = [sys.executable, "-m", "megabatch", "train", "demo", "--workers", str(workers), "--output", str(output)]
     subprocess.run(
         [*command, *(word for setting in settings for word in ("--set", setting))],
@@ -51,8 +58,9 @@ def image_digests(workers: int, steps: int) -> dict[int, str]:
         global_batch_size_at = parse_stages(config.train.global_batch_size).at
         total_samples = steps * global_batch_size_at(0.0)
         schedule = iterate_steps(global_batch_size_at, config.train.ghost_batch_size, len(source), total_samples)
+        of_worker = (replace(step, rank=worker, world_size=workers) for step in schedule)
         augmentation = Augmentation(**config.data.augment.model_dump())
-        loader = GhostLoader(source, augmentation, config.data.image_size, 0, schedule, rank=worker, world_size=workers)
+        loader = GhostLoader(source, augmentation, config.data.image_size, 0, of_worker)
         for _, ghosts in loader:
             for ghost in ghosts:
                 data = ghost.images.numpy().tobytes() + ghost.labels.numpy().tobytes()
@@ -64,16 +72,16 @@ def image_digests(workers: int, steps: int) -> dict[int, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--rate", type=float, default=0.01, help="learning rate; 0: the recipe's own warm-up")
+    parser.add_argument("--lr", type=float, default=0.01, help="learning rate; 0: the recipe's own warm-up")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 3, 4])
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        alone = losses(1, options.steps, options.rate, Path(folder))
+        alone = losses(1, options.steps, options.lr, Path(folder))
         pixels = image_digests(1, options.steps)
         for workers in options.workers:
-            theirs = alone if workers == 1 else losses(workers, options.steps, options.rate, Path(folder))
+            theirs = alone if workers == 1 else losses(workers, options.steps, options.lr, Path(folder))
             assert len(theirs) == len(alone) == options.steps
             worst = max(abs(a - b) / abs(a) for a, b in zip(alone, theirs, strict=True))
             same = image_digests(workers, options.steps) == pixels

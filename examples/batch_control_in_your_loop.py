@@ -40,7 +40,7 @@ def main() -> None:
         epochs=options.epochs,
         rank=rank,
         world_size=size,
-        noise="lr",
+        noise_rule="lr",
     )
     statistics = megabatch.GhostStatistics(model, momentum=0.1, variance="pooled")
     ddp = DistributedDataParallel(model, broadcast_buffers=False)
@@ -59,7 +59,7 @@ def main() -> None:
             weight = step.loss_weight if step.ghosts else 0.0
             _, samples = stream(SEED, NUM_IMAGES, positions.start, len(positions))
             last = not step.ghosts or positions is step.ghosts[-1]
-            counted = statistics.ghost(1 / step.num_ghosts) if weight else statistics.untouched()
+            counted = statistics.ghost() if weight else statistics.untouched()
             with nullcontext() if last else ddp.no_sync(), counted:
                 loss = F.cross_entropy(ddp(images[samples]), labels[samples], reduction="sum")
                 (loss * weight).backward()

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from megabatch.comm.exact import ExactSums as ExactSums
     from megabatch.comm.grid import ProcessGrid as ProcessGrid
     from megabatch.comm.hook import gradient_hook as gradient_hook
     from megabatch.comm.noise_scale import NoiseScale as NoiseScale
@@ -33,6 +34,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "BatchControl": "megabatch.schedule.control",
     "Config": "megabatch.config",
+    "ExactSums": "megabatch.comm.exact",
     "GhostStatistics": "megabatch.model.norm",
     "LARS": "megabatch.optim.lars",
     "MegabatchError": "megabatch.errors",

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-
-__all__ = ["main"]
+import unicodedata
 
 
 def main() -> None:
@@ -19,21 +18,42 @@ def main() -> None:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m megabatch` does: a model may be a function in the user's folder
     try:
-        code = app(standalone_mode=False)
+        code = app(with_values(sys.argv[1:]), standalone_mode=False)
     except TyperException as error:
         if not str(error):
             sys.exit(2)  # a bare command: its help has been shown
         what = error.format_message().rstrip(".")
-        _fail(f"{what}; `megabatch --help` and `megabatch VERB --help` show what is possible")
+        _fail(f"{_one_line(what)}; `megabatch --help` and `megabatch VERB --help` show what is possible")
     except MegabatchError as error:
         if "--debug" in sys.argv:
             traceback.print_exc()
-        _fail(str(error))
+        _fail(_one_line(str(error)))
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(141)
+    except OSError as error:  # a name too long, a folder without permission, a circle of links: in any place
+        if error.filename is None or "--debug" in sys.argv:
+            raise
+        _fail(_one_line(f"'{error.filename}' cannot be used: {error.strerror}; give another path"))
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def with_values(arguments: list[str]) -> list[str]:
+    """`train --elastic` may stand alone; typer knows no option whose value may be left out."""
+    given: list[str] = []
+    for index, argument in enumerate(arguments):
+        given.append(argument)
+        following = arguments[index + 1 : index + 2]
+        if arguments[0] == "train" and argument == "--elastic" and (not following or following[0].startswith("-")):
+            given.append("local")
+    return given
+
+
+def _one_line(message: str, longest: int = 1000) -> str:
+    """The message without line ends and control characters; of a long one the middle is left out."""
+    plain = "".join(" " if c.isspace() else "" if unicodedata.category(c)[0] == "C" else c for c in message)
+    return plain if len(plain) <= longest else f"{plain[: longest // 2]} ... {plain[-longest // 2 :]}"
 
 
 def _fail(message: str) -> None:

@@ -18,6 +18,7 @@ import typer
 from typer.exceptions import TyperException
 
 import megabatch
+from megabatch.__main__ import with_values
 from megabatch.cli import app
 from megabatch.recipes import load_config, recipe_names
 
@@ -41,8 +42,8 @@ NOT_OURS = {
 BELOW = {"errors", "files", "machine", "schedule", "config"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
-    "machine": set(),
     "files": {"errors"},
+    "machine": {"errors", "files"},
     "schedule": {"errors", "files"},
     "config": {"errors", "files", "schedule"},
     "recipes": BELOW,
@@ -57,6 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "recipes",
         "report.run",
         "report.figure",
+        "report.metrics",
         "report.plan_compare",
         "comm.phases",
         "comm.shape",
@@ -64,7 +66,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "comm.calibration",
     },
     "train": BELOW | {"recipes", "comm", "optim", "model", "data", "report"},
-    "study": BELOW | {"recipes", "report", "train.run_dir", "train.launch"},
+    "study": BELOW | {"recipes", "report", "train.run_dir", "train.world"},
     "bench": BELOW | {"recipes", "comm", "optim", "model", "data", "report", "train"},
     "cli": BELOW | {"recipes", "comm", "optim", "model", "data", "report", "plan", "study", "launch", "train", "bench"},
     "__main__": {"cli", "errors"},
@@ -84,7 +86,7 @@ TORCH_FREE = (
     *("megabatch.comm.phases", "megabatch.comm.shape"),
     *("megabatch.comm.price", "megabatch.comm.calibration"),
     # A mistake in a recipe, a folder or a launcher's variables is told without the seconds that torch takes to load.
-    *("megabatch.train.entry", "megabatch.train.run_dir", "megabatch.train.world"),
+    *("megabatch.train.entry", "megabatch.train.run_dir", "megabatch.train.token", "megabatch.train.world"),
     "megabatch.study.conduct",
     *("megabatch.plan.plan_file", "megabatch.plan.show", "megabatch.plan.validate"),
     *("benchmarks.simulators.simgrid", "benchmarks.simulators.simgrid_child", "benchmarks.check_plan"),
@@ -92,11 +94,11 @@ TORCH_FREE = (
 
 WHOLE_RUNS = "only whole runs show what it does: tests/system"
 WITHOUT_A_TEST_FILE = {
-    "megabatch/bench/__init__.py": "it says what the folder is for",
     "megabatch/__main__.py": "every test in tests/test_cli.py runs it",
     "megabatch/train/__init__.py": "tests/train/test_entry.py calls it",
-    "megabatch/train/evaluate_run.py": WHOLE_RUNS,
     "megabatch/train/state.py": WHOLE_RUNS,
+    "megabatch/train/elastic.py": WHOLE_RUNS,
+    "megabatch/train/elastic_entry.py": WHOLE_RUNS,
     "megabatch/train/trainer.py": WHOLE_RUNS,
 }
 # Folders whose files only make sense together: one test file, or one of its own beside it.
@@ -273,6 +275,7 @@ def check_command(line: str) -> bool:
 
 def check_megabatch(words: list[str]) -> None:
     command: Any = typer.main.get_command(app)
+    words = with_values(words)
     while hasattr(command, "commands") and words and not words[0].startswith("-"):
         assert words[0] in command.commands, f"megabatch has no verb '{words[0]}'"
         command, words = command.commands[words[0]], words[1:]
@@ -335,6 +338,54 @@ def test_no_file_speaks_of_the_machine_it_was_written_on() -> None:
         content = (ROOT / path).read_bytes()
         found += [f"{path}: {place}" for place in places if place.encode() in content]
     assert found == []
+
+
+UNPICKLING = {
+    *("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list"),
+    *("send_object_list", "recv_object_list", "Unpickler"),
+}
+# Pipes between a process and the child it has started; nobody else can write into them.
+MAY_UNPICKLE = {"megabatch/data/loader_process.py"}
+
+
+def unpickles(source: str) -> set[str]:
+    """Calls in a source that run code found in what they read."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute | ast.Name):
+            name = node.attr if isinstance(node, ast.Attribute) else node.id
+            found |= {name} & UNPICKLING
+        if isinstance(node, ast.ImportFrom):
+            found |= {alias.name for alias in node.names} & (
+                UNPICKLING | ({"load", "loads"} if node.module == "pickle" else set())
+            )
+        if isinstance(node, ast.Call):
+            call, keywords = ast.unparse(node.func), {word.arg: ast.unparse(word.value) for word in node.keywords}
+            if call in ("pickle.load", "pickle.loads"):
+                found.add(call)
+            if call == "torch.load" and keywords.get("weights_only") != "True":
+                found.add(call)
+            if call.endswith("np.load") and keywords.get("allow_pickle", "False") != "False":
+                found.add(call)
+    return found
+
+
+def test_nothing_that_comes_from_elsewhere_is_unpickled() -> None:
+    sources = {str(path): (ROOT / path).read_text(encoding="utf-8") for path in python_files("megabatch")}
+    assert {path for path, source in sources.items() if unpickles(source)} == MAY_UNPICKLE
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        *("dist.all_gather_object(a, b)", "from torch.distributed import broadcast_object_list", "torch.load(file)"),
+        *("torch.load(file, weights_only=False)", "pickle.loads(data)", "from pickle import loads"),
+        *("np.load(file, allow_pickle=True)", "pickle.Unpickler(file).load()"),
+    ],
+)
+def test_unpickling_is_seen(source: str) -> None:
+    assert unpickles(source)
+    assert not unpickles("torch.load(file, weights_only=True); json.loads(data); np.load(file)")
 
 
 def test_sources_are_ascii() -> None:

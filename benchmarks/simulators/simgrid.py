@@ -22,9 +22,10 @@ from typing import Any
 
 from benchmarks.simulators.simulate import Round, rounds_of
 from megabatch.comm.phases import phases
+from megabatch.comm.price import CHAIN_SEGMENTS
 from megabatch.comm.shape import GridShape
 from megabatch.errors import ConfigError
-from megabatch.plan.network import CHAIN_SEGMENTS, Network
+from megabatch.plan.network import Network
 
 __all__ = ["Answer", "Play", "find_simgrid", "play", "play_of", "simgrid_free_seconds", "simgrid_seconds"]
 
@@ -41,7 +42,7 @@ _START_SECONDS, _TRANSFER_SECONDS = 60.0, 1e-3
 class Play:
     """One all-reduce to play. `start_seconds` and `background` are for `free` ones, as in `simulate_all_reduce`."""
 
-    lanes: tuple[tuple[Round, ...], ...]
+    channels: tuple[tuple[Round, ...], ...]
     message_bytes: float
     free: bool = False
     start_seconds: tuple[float, ...] = ()
@@ -50,7 +51,7 @@ class Play:
     @property
     def num_transfers(self) -> int:
         """How many are played; in step equal rounds count once."""
-        return sum(len(one.pairs) * (one.count if self.free else 1) for lane in self.lanes for one in lane)
+        return sum(len(one.pairs) * (one.count if self.free else 1) for channel in self.channels for one in channel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ def simgrid_seconds(
     """Seconds of one all-reduce when all ranks begin each round together.
 
     Raises:
-        ConfigError: SimGrid is missing or failed, the algorithm has several lanes, or too many transfers.
+        ConfigError: SimGrid is missing or failed, the algorithm has several channels, or too many transfers.
     """
     return play(network, [play_of(algorithm, shape, message_bytes, chain_segments)]).seconds[0]
 
@@ -96,17 +97,17 @@ def play_of(
     algorithm: str, shape: GridShape, message_bytes: float, chain_segments: int = CHAIN_SEGMENTS, *, free: bool = False
 ) -> Play:
     """What is played of an algorithm on a grid: the same rounds as in our own simulation."""
-    lanes = rounds_of(phases(algorithm, shape), shape, chain_segments)
-    return Play(tuple(tuple(lane) for lane in lanes), message_bytes, free)
+    channels = rounds_of(phases(algorithm, shape), shape, chain_segments)
+    return Play(tuple(tuple(channel) for channel in channels), message_bytes, free)
 
 
 def play(network: Network, plays: Sequence[Play], *, most_seconds: float | None = None) -> Answer:
     """Play one after another on one platform, in one child process that gets at most `most_seconds`.
 
     Raises:
-        ConfigError: SimGrid is missing or failed, several lanes in step, or too many transfers.
+        ConfigError: SimGrid is missing or failed, several channels in step, or too many transfers.
     """
-    if any(len(one.lanes) > 1 and not one.free for one in plays):
+    if any(len(one.channels) > 1 and not one.free for one in plays):
         raise ConfigError("parts of a message that travel side by side have no common rounds; play them free")
     transfers = sum(one.num_transfers for one in plays)
     if transfers > MOST_TRANSFERS:

@@ -57,17 +57,17 @@ def _load_simgrid() -> Any:
 
 
 def _read_play(data: Mapping[str, Any]) -> Play:
-    lanes = tuple(
-        tuple(Round(tuple((a, b) for a, b in one["pairs"]), one["share"], one["count"]) for one in lane)
-        for lane in data["lanes"]
+    channels = tuple(
+        tuple(Round(tuple((a, b) for a, b in one["pairs"]), one["share"], one["count"]) for one in channel)
+        for channel in data["channels"]
     )
     background = tuple((a, b) for a, b in data["background"])
-    return Play(lanes, data["message_bytes"], data["free"], tuple(data["start_seconds"]), background)
+    return Play(channels, data["message_bytes"], data["free"], tuple(data["start_seconds"]), background)
 
 
 def _play_all(simgrid: Any, network: Network, plays: Sequence[Play]) -> dict[str, Any]:
     engine = simgrid.Engine(["megabatch", *(f"--cfg={one}" for one in _CONFIG), "--log=root.thres:error"])
-    pairs = {pair for one in plays for lane in one.lanes for each in lane for pair in each.pairs}
+    pairs = {pair for one in plays for channel in one.channels for each in channel for pair in each.pairs}
     pairs |= {pair for one in plays for pair in one.background}
     world_size = 1 + max((max(pair) for pair in pairs), default=0)
     hosts = build_platform(simgrid, engine, network, world_size)
@@ -142,8 +142,8 @@ def assert_routes(hosts: Sequence[Any], links: Links, pairs: Iterable[tuple[int,
 
 def _in_step(simgrid: Any, hosts: Sequence[Any], one: Play) -> float:
     total = 0.0
-    for lane in one.lanes:
-        for each in lane:
+    for channel in one.channels:
+        for each in channel:
             began, size = simgrid.Engine.clock, _size(each, one)
             for transfer in [simgrid.Comm.sendto_async(hosts[a], hosts[b], size) for a, b in each.pairs]:
                 transfer.wait()
@@ -152,16 +152,16 @@ def _in_step(simgrid: Any, hosts: Sequence[Any], one: Play) -> float:
 
 
 def _free(simgrid: Any, hosts: Sequence[Any], one: Play, number: int) -> float:
-    """Each rank of each lane is an actor. Mailboxes have receivers, so messages travel before they are asked for."""
+    """Each rank of each channel is an actor. Mailboxes have receivers, so messages travel before they are asked for."""
     began, actors = simgrid.Engine.clock, []
     others = [simgrid.Comm.sendto_async(hosts[a], hosts[b], _ENDLESS_BYTES) for a, b in one.background]
-    for index, lane in enumerate(one.lanes):
+    for index, channel in enumerate(one.channels):
         parts: dict[int, list[tuple[Round, list[Any], list[Any]]]] = {}
         to_rank: dict[int, set[Any]] = {}
-        for each in lane:
+        for each in channel:
             ends: dict[int, tuple[Round, list[Any], list[Any]]] = {}
             for a, b in each.pairs:
-                box = simgrid.Mailbox.by_name(f"play {number} lane {index}: {a} to {b}")
+                box = simgrid.Mailbox.by_name(f"play {number} channel {index}: {a} to {b}")
                 ends.setdefault(a, (each, [], []))[1].append(box)
                 ends.setdefault(b, (each, [], []))[2].append(box)
             for rank, part in ends.items():

@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.simulators.fluid import Fluid, Links
-from megabatch.comm.phases import Phase, Round, num_lanes, phases
+from megabatch.comm.phases import Phase, Round, num_channels, phases
+from megabatch.comm.price import CHAIN_SEGMENTS
 from megabatch.comm.shape import GridShape
 from megabatch.errors import ConfigError
 from megabatch.plan.cluster import Cluster
-from megabatch.plan.network import CHAIN_SEGMENTS, Network
+from megabatch.plan.network import Network
 from megabatch.plan.step import Candidate
 from megabatch.plan.workload import Workload, fill_buckets
 
@@ -37,11 +38,11 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def rounds_of(phase_list: Sequence[Phase], shape: GridShape, chain_segments: int = CHAIN_SEGMENTS) -> list[list[Round]]:
-    """The rounds of each lane."""
-    lanes: list[list[Round]] = [[] for _ in range(num_lanes(phase_list))]
+    """The rounds of each channel."""
+    channels: list[list[Round]] = [[] for _ in range(num_channels(phase_list))]
     for phase in phase_list:
-        lanes[phase.lane] += phase.transfers(shape, chain_segments)
-    return lanes
+        channels[phase.channel] += phase.transfers(shape, chain_segments)
+    return channels
 
 
 def lock_step_seconds(network: Network, rounds: Sequence[Round], world_size: int, message_bytes: float) -> float:
@@ -75,9 +76,9 @@ def simulate_all_reduce(
     Raises:
         ConfigError: more transfers than can be played in reasonable time.
     """
-    lanes = rounds_of(phases(algorithm, shape), shape, chain_segments)
+    channels = rounds_of(phases(algorithm, shape), shape, chain_segments)
     world_size = shape.world_size
-    transfers = sum(one.count * len(one.pairs) for lane in lanes for one in lane)
+    transfers = sum(one.count * len(one.pairs) for channel in channels for one in channel)
     if transfers > _MOST_TRANSFERS:
         raise ConfigError(
             f"{algorithm} on grid {shape.text} makes {transfers:,} transfers, at most {_MOST_TRANSFERS:,} are played "
@@ -85,7 +86,9 @@ def simulate_all_reduce(
         )
     links = Links(network, world_size)
     fluid = Fluid(links.capacities, [links.path(source, target)[0] for source, target in background])
-    players = [_Player(fluid, links, lane, world_size, message_bytes, index) for index, lane in enumerate(lanes)]
+    players = [
+        _Player(fluid, links, channel, world_size, message_bytes, index) for index, channel in enumerate(channels)
+    ]
     starts = list(start_seconds) or [0.0] * world_size
     for player in players:
         for rank in range(world_size):
@@ -124,12 +127,12 @@ def simulate_steps(
 
 
 class _Player:
-    """One lane: lets each rank begin its next round when its sends have left and its receives are in."""
+    """One channel: lets each rank begin its next round when its sends have left and its receives are in."""
 
     def __init__(
-        self, fluid: Fluid, links: Links, rounds: Sequence[Round], world_size: int, message_bytes: float, lane: int
+        self, fluid: Fluid, links: Links, rounds: Sequence[Round], world_size: int, message_bytes: float, channel: int
     ) -> None:
-        self._fluid, self._links, self._bytes, self.lane = fluid, links, message_bytes, lane
+        self._fluid, self._links, self._bytes, self.channel = fluid, links, message_bytes, channel
         self._rounds = [one for one in rounds for _ in range(one.count)]
         self._sends: list[dict[int, list[int]]] = []
         self._expected: list[dict[int, int]] = []

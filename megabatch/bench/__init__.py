@@ -1,1 +1,0 @@
-"""What `megabatch bench` measures on the machine at hand: all-reduce, the training step, data, optimizers."""

@@ -22,26 +22,15 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from megabatch.comm.allreduce import AllReducer
 from megabatch.comm.calibration import Calibration, MeasuredPoint, write_calibration_file
-from megabatch.comm.grid import ProcessGrid
+from megabatch.comm.grid import ProcessGrid, Reducer
 from megabatch.comm.measure import calibrate, gather, on_rank_0, probe_device, race
 from megabatch.comm.phases import ALGORITHMS, phases
-from megabatch.comm.select import AutoReducer, make_reducer, size_text
+from megabatch.comm.select import make_reducer, size_text
 from megabatch.errors import CommunicationError, ConfigError, LaunchError, nearest
-from megabatch.train.launch import run_as_worker, start_workers
-from megabatch.train.world import World, choose_device, join, read_world
-
-__all__ = [
-    "BenchRequest",
-    "Row",
-    "bench_allreduce",
-    "parse_size",
-    "print_rows",
-    "quantile",
-    "run_bench",
-    "write_calibration",
-]
+from megabatch.train.local_workers import run_as_worker, start_workers
+from megabatch.train.meeting import join
+from megabatch.train.world import World, choose_device, read_world
 
 _WARM_UP_ROUNDS = 2
 _TIMEOUT_SECONDS = 120.0
@@ -135,6 +124,8 @@ def run_bench(
         runs = {algorithm: partial(reducer.run, buffer) for algorithm, reducer in reducers.items()}
         race(grid, runs, _WARM_UP_ROUNDS)
         rows += _rows(race(grid, runs, iterations), buffer.numel() * 4, grid.world_size)
+    for reducer in reducers.values():
+        reducer.close()
     return rows
 
 
@@ -187,8 +178,10 @@ def _start_work(request: BenchRequest) -> int:
 def _bench_in(world: World, request: BenchRequest, sizes: list[int], algorithms: list[str]) -> int:
     device, backend = choose_device("auto", world)
     torch.set_num_threads(1)
-    with join(world, backend, _TIMEOUT_SECONDS):
-        grid = ProcessGrid.build(request.grid, timeout_seconds=_TIMEOUT_SECONDS)
+    with (
+        join(world, backend, _TIMEOUT_SECONDS),
+        ProcessGrid.build(request.grid, timeout_seconds=_TIMEOUT_SECONDS) as grid,
+    ):
         rows = run_bench(grid, sizes, algorithms, request.iterations, device=device)
         if request.output is not None:
             write_calibration(grid, rows, request.output)
@@ -204,21 +197,11 @@ def _rows(seconds: dict[str, list[float]], message_bytes: int, world_size: int) 
     backend = quantile(seconds["backend"], 0.5) if "backend" in seconds else None
     rows = []
     for algorithm, times in seconds.items():
-        middle = quantile(times, 0.5)
-        rate = message_bytes / middle
-        ratio = None if backend is None else backend / middle
-        rows.append(
-            Row(
-                algorithm,
-                message_bytes,
-                len(times),
-                middle,
-                quantile(times, 0.95),
-                rate,
-                rate * 2 * (world_size - 1) / world_size,
-                ratio,
-            )
-        )
+        p50, p95 = quantile(times, 0.5), quantile(times, 0.95)
+        rate = message_bytes / p50
+        bus_rate = rate * 2 * (world_size - 1) / world_size
+        against_backend = None if backend is None else backend / p50
+        rows.append(Row(algorithm, message_bytes, len(times), p50, p95, rate, bus_rate, against_backend))
     return rows
 
 
@@ -231,7 +214,7 @@ def _check(sizes: Sequence[int], algorithms: Sequence[str], iterations: int) -> 
         raise ConfigError(f"{iterations} iterations; give at least 1, 20 is the default")
 
 
-def _check_sum(grid: ProcessGrid, reducer: AllReducer | AutoReducer, buffer: torch.Tensor, algorithm: str) -> None:
+def _check_sum(grid: ProcessGrid, reducer: Reducer, buffer: torch.Tensor, algorithm: str) -> None:
     """Small whole numbers that differ by rank and position: their sum is exact in any order."""
     places = torch.arange(buffer.numel(), device=buffer.device) % 7
     buffer.copy_(places + grid.rank)

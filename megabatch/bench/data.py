@@ -8,57 +8,23 @@ the encoded bytes, `decode` decoding and scaling the wanted part, `augment` the 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from megabatch.data.augment import Augmentation, distort, pad_crop_flip, resized_crop_box
 from megabatch.data.batches import Job, fit
 from megabatch.data.decode import Decoding, crop_resized, decode_image, resize_into
 from megabatch.data.formats import open_source, open_splits
-from megabatch.data.jpeg import Box
+from megabatch.data.jpeg import Pixels
 from megabatch.data.native import native, why_not
 from megabatch.data.randomness import keyed_uniforms
 from megabatch.data.sources import Source
 
-__all__ = ["Speed", "bench_images", "measure_speed", "result_lines"]
-
 STAGES = ("read", "decode", "augment", "collate")
-
-
-@dataclass(frozen=True)
-class Speed:
-    """Microseconds of CPU time per image by stage, median over rounds, and all of them together by round."""
-
-    microseconds: dict[str, float]
-    total_microseconds: list[float]  # one a round
-    images_per_round: int
-    decoder: str
-
-    @property
-    def images_per_core_second(self) -> float:
-        return 1e6 / median(self.total_microseconds)
-
-    def cores_for(self, images_per_second: float) -> float:
-        """Cores that feed so many images a second, if cores scale."""
-        return images_per_second / self.images_per_core_second
-
-    def as_table(self) -> dict[str, Any]:
-        rates = sorted(1e6 / total for total in self.total_microseconds)
-        return {
-            "images_per_core_second": self.images_per_core_second,
-            "slowest_round": rates[0],
-            "fastest_round": rates[-1],
-            "rounds": len(rates),
-            "images_per_round": self.images_per_round,
-            "microseconds_per_image": self.microseconds,
-            "decoder": self.decoder,
-        }
 
 
 def bench_images(
@@ -77,9 +43,10 @@ def bench_images(
         source = open_source("generated", None, "train", num_images=max(num_images, 1000), image_size=image_size)
     else:
         source = open_splits(path, kind)[0][1]
-    speed = measure_speed(source, augmentation, image_size, decoding, num_images, rounds)
     described = {"source": source.name, "crop": augmentation.crop, "image_size": image_size}
-    return {**described, **speed.as_table(), "needed_images_per_second": need, "cores": speed.cores_for(need)}
+    speed = measure_speed(source, augmentation, image_size, decoding, num_images, rounds)
+    cores = need / speed["images_per_core_second"]  # if cores scale
+    return {**described, **speed, "needed_images_per_second": need, "cores": cores}
 
 
 def result_lines(result: dict[str, Any]) -> list[str]:
@@ -103,8 +70,8 @@ def measure_speed(
     decoding: Decoding,
     num_images: int = 256,
     rounds: int = 5,
-) -> Speed:
-    """Prepare `num_images` of the source by one thread, `rounds` times, other images each time."""
+) -> dict[str, Any]:
+    """Prepare `num_images` of the source by one thread, `rounds` times, other images each time; medians over rounds."""
     num_images = min(num_images, len(source))
     images = np.empty((num_images, image_size, image_size, source.channels), dtype=np.uint8)
     found: dict[str, list[float]] = {stage: [] for stage in STAGES}
@@ -116,25 +83,36 @@ def measure_speed(
             for stage in STAGES:
                 found[stage].append(seconds[stage] / num_images * 1e6)
     totals = [sum(values) for values in zip(*found.values(), strict=True)]
-    return Speed({name: median(values) for name, values in found.items()}, totals, num_images, _decoder_name(decoding))
+    helper = "compiled helper" if native() is not None else f"pillow ({why_not()})"
+    return {
+        "images_per_core_second": 1e6 / median(totals),
+        "slowest_round": 1e6 / max(totals),
+        "fastest_round": 1e6 / min(totals),
+        "rounds": rounds,
+        "images_per_round": num_images,
+        "microseconds_per_image": {name: median(values) for name, values in found.items()},
+        "decoder": helper if decoding.decoder == "auto" else decoding.decoder,
+    }
 
 
-def _one_round(source: Source, job: Job, images: NDArray[np.uint8], decoding: Decoding) -> dict[str, float]:
+def _one_round(source: Source, job: Job, images: Pixels, decoding: Decoding) -> dict[str, float]:
     """What `fill_training` does, with a look at the clock between the stages; CPU seconds by stage."""
     policy, size = job.augmentation, images.shape[1]
-    read_bytes = getattr(source, "read_bytes", None)
     began = time.thread_time()
     seconds = dict.fromkeys(STAGES, 0.0)
     uniforms = keyed_uniforms(job.seed, job.epochs, job.samples, policy.num_draws)
     for at, sample in enumerate(job.samples.tolist()):
-        choose = partial(_box, policy, uniforms[at, 1 : policy.num_crop_draws])
+        choose = partial(resized_crop_box, policy=policy, uniforms=uniforms[at, 1 : policy.num_crop_draws])
         mirror = policy.flip and bool(uniforms[at, 0] < 0.5)
         start = time.thread_time()
-        content: Any = read_bytes(sample) if read_bytes else source.read(sample)
+        encoded = source.read_bytes(sample)
+        content = source.read(sample) if encoded is None else encoded
         middle = time.thread_time()
         if policy.crop != "resized":
-            images[at] = fit(decode_image(content, source.channels, "") if read_bytes else content, size)
-        elif read_bytes:
+            images[at] = fit(
+                decode_image(content, source.channels, "") if isinstance(content, bytes) else content, size
+            )
+        elif isinstance(content, bytes):
             crop_resized(content, choose, mirror, images[at], "", decoding)
         else:
             resize_into(content, choose(*content.shape[:2]), mirror, images[at], decoding)
@@ -149,13 +127,3 @@ def _one_round(source: Source, job: Job, images: NDArray[np.uint8], decoding: De
     seconds["augment"] = end - start
     seconds["collate"] = end - began - seconds["read"] - seconds["decode"] - seconds["augment"]
     return seconds
-
-
-def _box(policy: Augmentation, uniforms: NDArray[np.float64], height: int, width: int) -> Box:
-    return resized_crop_box(height, width, policy, uniforms)
-
-
-def _decoder_name(decoding: Decoding) -> str:
-    if decoding.decoder != "auto":
-        return decoding.decoder
-    return "compiled helper" if native() is not None else f"pillow ({why_not()})"

@@ -19,8 +19,6 @@ from megabatch.optim.groups import parameter_groups
 from megabatch.optim.lars import LARS
 from megabatch.optim.rmsprop_warmup import RMSpropWarmup
 
-__all__ = ["LoopLARS", "bench_steps", "result_lines"]
-
 _RATE, _DECAY, _COEFFICIENT = 1e-6, 5e-5, 1e-3
 BASE, LOOP = "torch SGD, foreach", "LARS, loop over parameters"
 
@@ -33,7 +31,6 @@ class LoopLARS(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Make one step."""
         for group in self.param_groups:
             decay = group["weight_decay"] * group.get("decay_factor", 1.0)
             for p in group["params"]:

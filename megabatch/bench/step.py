@@ -16,10 +16,9 @@ from typing import Any
 
 from megabatch.config import Config
 from megabatch.errors import ConfigError
-from megabatch.train.launch import run_as_worker, start_workers
-from megabatch.train.world import World, choose_device, join, read_world
-
-__all__ = ["StepBenchRequest", "bench_steps", "parse_batches"]
+from megabatch.train.local_workers import run_as_worker, start_workers
+from megabatch.train.meeting import join
+from megabatch.train.world import World, choose_device, read_world
 
 _TIMEOUT_SECONDS = 600.0
 _WARM_UP = 2
@@ -81,14 +80,14 @@ def _start_work(request: StepBenchRequest, tell: Tell) -> int:
 def _measure_in(world: World, request: StepBenchRequest, tell: Tell) -> int:
     import torch.distributed as dist
 
+    from megabatch.comm.messages import gather
     from megabatch.train.components import set_threads
 
     device, backend = choose_device("auto", world)
     set_threads(request.config, world.local_size)
     with join(world, backend, _TIMEOUT_SECONDS):
         mine = _measure(request, device, dist.barrier)
-        everybody: list[Any] = [None] * world.size
-        dist.all_gather_object(everybody, mine)
+        everybody = gather(mine, dict[str, Any])
         if world.is_main:
             slowest = max(everybody, key=lambda one: sum(row["seconds"] for row in one["rows"]))
             tell(request, {**slowest, "workers": world.size})

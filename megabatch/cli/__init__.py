@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from megabatch.cli import bench, data, doctor, evaluate, launch, plan, recipes, report, study, train
+from megabatch.cli import bench, data, doctor, evaluate, launch, lighthouse, plan, recipes, report, study, train, verify
 
 __all__ = ["app"]
 
@@ -20,7 +20,17 @@ app = typer.Typer(
     help="Train image classifiers with extremely large minibatches on many workers.",
     epilog="Example: `megabatch train demo --workers 4 --grid 2x2`",
 )
-for verbs in (train.app, evaluate.app, recipes.app, plan.app, report.app, study.app, doctor.app):
+for verbs in (
+    train.app,
+    evaluate.app,
+    verify.app,
+    recipes.app,
+    plan.app,
+    report.app,
+    study.app,
+    doctor.app,
+    lighthouse.app,
+):
     app.add_typer(verbs)
 for name, group in (("data", data.app), ("bench", bench.app), ("launch", launch.app)):
     app.add_typer(group, name=name)

@@ -9,19 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
-from megabatch.cli.options import Debug, Json
+from megabatch.cli.options import Debug, Json, Recipe, Set
 
 if TYPE_CHECKING:
     from megabatch.bench.step import StepBenchRequest
 
-__all__ = ["app"]
-
 app = typer.Typer(no_args_is_help=True, help="Measure the machines at hand.")
-
-
-@app.callback()
-def _bench() -> None:
-    """Measure the machines at hand."""
 
 
 @app.command(
@@ -52,15 +45,13 @@ def bench_allreduce(
     "`megabatch bench step demo --workers 4 --batches 32,64,128 --output step.json`",
 )
 def bench_step(
-    recipe: Annotated[str, typer.Argument(help="A name from `megabatch recipes`, or a TOML file.")],
+    recipe: Recipe,
     batches: Annotated[str, typer.Option(help="Local batches, such as 16,32; around the ghost batch by default.")] = "",
     iterations: Annotated[int, typer.Option(min=3, help="Steps that count, per batch.")] = 10,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Local workers that compute at the same time, as in a run.")
     ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe.")
-    ] = None,
+    set_: Set = None,
     output: Annotated[Path | None, typer.Option(help="Write a file for `megabatch plan --calibrate`.")] = None,
     as_json: Json = False,
     debug: Debug = False,

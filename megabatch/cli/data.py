@@ -12,8 +12,6 @@ import typer
 
 from megabatch.cli.options import Debug, Json
 
-__all__ = ["app"]
-
 SHOWN_BROKEN = 20
 MOST_JOBS = 32
 
@@ -26,11 +24,6 @@ Jobs = Annotated[int, typer.Option(min=0, help="Threads; 0: one for each core.")
 Splits = Annotated[str, typer.Option(help="train or val; all by default.")]
 
 
-@app.callback()
-def _data() -> None:
-    """Get, pack and verify images to train on."""
-
-
 @app.command("get", epilog="Example: `megabatch data get fashion-mnist`")
 def data_get(
     name: Annotated[str, typer.Argument(help="fashion-mnist")],
@@ -38,8 +31,8 @@ def data_get(
 ) -> None:
     """Fetch a known small set, check it, and say where it is."""
     from megabatch.data.idx import get_fashion_mnist
-    from megabatch.data.storage import default_cache
     from megabatch.errors import DataError, nearest
+    from megabatch.files import default_cache
 
     if name != "fashion-mnist":
         raise DataError(f"unknown set '{name}'{nearest(name, ['fashion-mnist'])}; known: fashion-mnist")

@@ -9,8 +9,6 @@ import typer
 
 from megabatch.cli.options import Debug, Json
 
-__all__ = ["app"]
-
 app = typer.Typer()
 
 
@@ -20,11 +18,10 @@ def doctor(debug: Debug = False, as_json: Json = False) -> None:
 
     Under torchrun, srun or mpirun also: which rank is where, latency and bandwidth of each axis, slow links.
     """
-    from megabatch.bench.preflight import examine_joined_world
-    from megabatch.train.doctor import examine, print_findings
+    from megabatch.bench.doctor import examine_joined_world, examine_machine, print_findings
 
     findings, is_main = examine_joined_world(os.environ)
     if not is_main:
         return
-    findings = examine(os.environ) + findings
+    findings = examine_machine(os.environ) + findings
     print(json.dumps(findings)) if as_json else print_findings(findings)

@@ -10,8 +10,6 @@ import typer
 
 from megabatch.cli.options import Debug, Json
 
-__all__ = ["app"]
-
 app = typer.Typer()
 
 
@@ -28,7 +26,7 @@ def evaluate(
     debug: Debug = False,
 ) -> None:
     """Exact top-1 and top-5 of a run's model, every validation image counted once."""
-    from megabatch.train.evaluate_run import evaluate_ensemble, evaluate_run
+    from megabatch.train.evaluate import evaluate_ensemble, evaluate_run
 
     result = evaluate_ensemble(run, data) if ensemble else evaluate_run(run, data)
     if not result.pop("is_main"):

@@ -7,9 +7,7 @@ from typing import Annotated
 
 import typer
 
-from megabatch.cli.options import Debug
-
-__all__ = ["app"]
+from megabatch.cli.options import Debug, Set
 
 app = typer.Typer(no_args_is_help=True, help="Write a ready script or manifest for a cluster; starts nothing.")
 
@@ -22,16 +20,15 @@ Cores = Annotated[int, typer.Option(min=0, help="Cores per worker; 0: as the sch
 Name = Annotated[str, typer.Option(help="Name of the job.")]
 Data = Annotated[str, typer.Option(help="Where the images are, on the machines.")]
 Grid = Annotated[str, typer.Option(help="Rows x columns of workers.")]
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe.")]
 Grace = Annotated[int, typer.Option(min=10, help="Seconds a step and its checkpoint may take after a signal.")]
 Python = Annotated[str, typer.Option(help="The Python of the machines that has megabatch.")]
 Health = Annotated[bool, typer.Option("--health-check/--no-health-check", help="Run `doctor` on the allocation first.")]
 File = Annotated[Path | None, typer.Option("--file", help="Write here instead of printing.")]
 
-
-@app.callback()
-def _launch() -> None:
-    """Write a ready script or manifest for a cluster; starts nothing."""
+Elastic = Annotated[
+    bool, typer.Option("--elastic", help="Workers and machines may come and go: a lighthouse, no torchrun, no doctor.")
+]
+MinWorkers = Annotated[int, typer.Option(min=1, help="Elastic: with fewer workers the run waits, then stops.")]
 
 
 @app.command(
@@ -58,18 +55,33 @@ def slurm(
     sbatch: Annotated[
         list[str] | None, typer.Option(help="A further option, for example --sbatch=--exclusive.")
     ] = None,
+    elastic: Elastic = False,
+    min_workers: MinWorkers = 1,
     file: File = None,
     debug: Debug = False,
 ) -> None:
     """A batch script: health check, torchrun on every node, checkpoint and requeue on signal or preemption."""
-    from megabatch.launch.request import LaunchRequest, check_recipe, hand_over
-    from megabatch.launch.script import slurm_script
+    from megabatch.launch.script import LaunchRequest, hand_over, slurm_script
 
     overrides = tuple(set_ or ())
     request = LaunchRequest(
-        recipe, output, nodes, workers, name, data, overrides, grid, gpus, cores, time, grace, python, health_check
+        recipe,
+        output,
+        nodes,
+        workers,
+        name,
+        data,
+        overrides,
+        grid,
+        gpus,
+        cores,
+        time,
+        grace,
+        python,
+        health_check,
+        elastic,
+        min_workers,
     )
-    check_recipe(request)
     hand_over(slurm_script(request, partition, account, tuple(sbatch or ())), file)
 
 
@@ -96,19 +108,42 @@ def kubernetes(
     grace: Grace = 120,
     python: Python = "python",
     containerfile: Annotated[Path | None, typer.Option(help="Also write a container file here.")] = None,
+    elastic: Elastic = False,
+    min_workers: MinWorkers = 1,
     file: File = None,
     debug: Debug = False,
 ) -> None:
     """A manifest for Kubeflow: PyTorchJob or TrainJob; and a container file."""
-    from megabatch.launch.kubernetes import container_file, kubernetes_manifest
-    from megabatch.launch.request import LaunchRequest, check_recipe, hand_over
+    from megabatch.errors import ConfigError
+    from megabatch.launch.kubernetes import container_file, elastic_manifest, kubernetes_manifest, write_secret
+    from megabatch.launch.script import LaunchRequest, hand_over
 
     overrides = tuple(set_ or ())
     request = LaunchRequest(
-        recipe, output, nodes, workers, name, data, overrides, grid, gpus, cores, "", grace, python, False
+        recipe,
+        output,
+        nodes,
+        workers,
+        name,
+        data,
+        overrides,
+        grid,
+        gpus,
+        cores,
+        "",
+        grace,
+        python,
+        False,
+        elastic,
+        min_workers,
     )
-    check_recipe(request)
-    hand_over(kubernetes_manifest(request, image, claim, mount, kind, namespace), file)
+    if elastic:
+        if file is None:
+            raise ConfigError("--elastic writes the token of the run beside the manifest; add --file MANIFEST.json")
+        hand_over(elastic_manifest(request, image, claim, mount, namespace), file)
+        write_secret(request, file.with_suffix(".secret.json"), namespace)
+    else:
+        hand_over(kubernetes_manifest(request, image, claim, mount, kind, namespace), file)
     if containerfile is not None:
         hand_over(container_file(cuda=gpus > 0), containerfile)
 
@@ -132,16 +167,31 @@ def ssh(
     grace: Grace = 120,
     python: Python = "python",
     health_check: Health = True,
+    elastic: Elastic = False,
+    min_workers: MinWorkers = 1,
     file: File = None,
     debug: Debug = False,
 ) -> None:
     """A script that starts torchrun on every host over ssh and stops all when one fails."""
-    from megabatch.launch.request import LaunchRequest, check_recipe, hand_over
-    from megabatch.launch.script import ssh_script
+    from megabatch.launch.script import LaunchRequest, hand_over, ssh_script
 
     overrides, nodes = tuple(set_ or ()), len(host)
     request = LaunchRequest(
-        recipe, output, nodes, workers, "megabatch", data, overrides, grid, gpus, 0, "", grace, python, health_check
+        recipe,
+        output,
+        nodes,
+        workers,
+        "megabatch",
+        data,
+        overrides,
+        grid,
+        gpus,
+        0,
+        "",
+        grace,
+        python,
+        health_check,
+        elastic,
+        min_workers,
     )
-    check_recipe(request)
     hand_over(ssh_script(request, tuple(host), port, directory), file)

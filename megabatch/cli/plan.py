@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from megabatch.cli.options import Debug, Json
 from megabatch.errors import ConfigError
 
-__all__ = ["app"]
+if TYPE_CHECKING:
+    from megabatch.plan.plan_file import PlanRequest
 
 app = typer.Typer()
 
@@ -68,36 +68,19 @@ def plan(
     debug: Debug = False,
 ) -> None:
     """How long a training takes on a cluster, what it costs, on which grid, and why; with 80 % intervals."""
-    if validate is not None or compare is not None:
-        _refuse_beside("--validate" if validate else "--compare", ctx)
+    typed = _typed(ctx)
     if validate is not None:
-        from megabatch.plan.show import print_validation
-        from megabatch.plan.validate import validate_rows
-
-        result = validate_rows(validate)
-        print(json.dumps(result.as_data())) if as_json else print_validation(result)
-        return
-    if compare is not None:
-        from megabatch.plan.show import print_comparison
-        from megabatch.report.plan_compare import compare as compare_run
-        from megabatch.report.run import read_run
-
-        comparison = compare_run(read_run(compare))
-        print(json.dumps(comparison.as_data())) if as_json else print_comparison(comparison)
-        return
-    from megabatch.plan.cluster import cluster_names, load_cluster
-
-    if cluster == "list":
-        for name in cluster_names():
-            print(f"{name:<14} {load_cluster(name).title}")
-        return
-    if _typed(ctx) == ["cluster"]:
+        _validate(validate, typed, as_json)
+    elif compare is not None:
+        _compare(compare, typed, as_json)
+    elif cluster == "list":
+        _list_clusters()
+    elif typed == ["--cluster"]:
         _show_cluster(cluster, as_json)
-        return
-    from megabatch.plan.plan_file import PlanRequest, run, write_plan
+    else:
+        from megabatch.plan.plan_file import PlanRequest
 
-    answer = run(
-        PlanRequest(
+        request = PlanRequest(
             recipe=recipe or "",
             cluster=cluster,
             workers=workers,
@@ -117,48 +100,75 @@ def plan(
             scale=scale,
             epochs=epochs,
         )
-    )
+        _plan(request, output, figure, as_json)
+
+
+def _typed(ctx: typer.Context) -> list[str]:
+    """What stood on the command line, but for the options that say how to answer."""
+    typed = [
+        one for one in ctx.command.params if getattr(ctx.get_parameter_source(one.name), "name", "") == "COMMANDLINE"
+    ]
+    names = ["the recipe" if one.name == "recipe" else one.opts[0] for one in typed]
+    return [name for name in names if name not in ("--json", "--debug")]
+
+
+def _refuse_beside(alone: str, typed: list[str]) -> None:
+    """A word that would be ignored is a mistake of its writer's."""
+    if given := [name for name in typed if name != alone]:
+        raise ConfigError(f"{alone} looks at a file alone, but {', '.join(given)} was given too; leave that out")
+
+
+def _validate(rows: Path, typed: list[str], as_json: bool) -> None:
+    from megabatch.plan.show import print_validation
+    from megabatch.plan.validate import validate_rows
+
+    _refuse_beside("--validate", typed)
+    result = validate_rows(rows)
+    print(json.dumps(result.as_data())) if as_json else print_validation(result)
+
+
+def _compare(run: Path, typed: list[str], as_json: bool) -> None:
+    from megabatch.plan.show import print_comparison
+    from megabatch.report.plan_compare import compare
+    from megabatch.report.run import read_run
+
+    _refuse_beside("--compare", typed)
+    result = compare(read_run(run))
+    print(json.dumps(result.as_data())) if as_json else print_comparison(result)
+
+
+def _list_clusters() -> None:
+    from megabatch.plan.cluster_file import cluster_names, load_cluster
+
+    for name in cluster_names():
+        print(f"{name:<14} {load_cluster(name).title}")
+
+
+def _show_cluster(name: str, as_json: bool) -> None:
+    from megabatch.plan.cluster_file import cluster_as_data, cluster_text, read_cluster
+    from megabatch.plan.show import print_cluster
+
+    text, source = cluster_text(name)
+    cluster, values = read_cluster(text, source), cluster_as_data(text)
+    if as_json:
+        print(json.dumps({"name": cluster.name, "values": values, "unknown": list(cluster.unknown)}))
+    else:
+        print_cluster(cluster, values)
+
+
+def _plan(request: PlanRequest, output: Path | None, figure: Path | None, as_json: bool) -> None:
+    from megabatch.plan.plan_file import run, write_plan
+    from megabatch.plan.show import draw_plan, print_plan
+
+    answer = run(request)
     data = answer.as_data()
     if output is not None:
-        write_plan(output, data, answer.request.recipe)
+        write_plan(output, data, request.recipe)
     if figure is not None:
-        from megabatch.plan.show import draw_plan
-
         draw_plan(answer.result, answer.evidence.cluster.name, figure)
     if as_json:
         print(json.dumps(data))
         return
-    from megabatch.plan.show import print_plan
-
     print_plan(answer.result, answer.evidence, answer.workload)
     if output is not None:
         print(f"plan written; follow it with  megabatch train {answer.workload.name} --plan {output}")
-
-
-def _typed(ctx: typer.Context) -> list[str]:
-    """The parameters that stood on the command line, but for those that say how to answer."""
-    sources = {name: getattr(ctx.get_parameter_source(name), "name", "") for name in ctx.params}
-    return [name for name, source in sources.items() if source == "COMMANDLINE" and name not in ("as_json", "debug")]
-
-
-def _refuse_beside(alone: str, ctx: typer.Context) -> None:
-    """A word that would be ignored is a mistake of its writer's."""
-    given = [name for name in _typed(ctx) if f"--{name}" != alone]
-    if given:
-        words = ", ".join(
-            "the recipe" if name == "recipe" else f"--{name.strip('_').replace('_', '-')}" for name in given
-        )
-        raise ConfigError(f"{alone} looks at a file alone, but {words} was given too; leave that out")
-
-
-def _show_cluster(name: str, as_json: bool) -> None:
-    from megabatch.plan.cluster import cluster_text, read_cluster
-    from megabatch.plan.cluster_file import cluster_as_data
-    from megabatch.plan.show import print_cluster
-
-    text, source = cluster_text(name)
-    cluster, file = read_cluster(text, source), tomllib.loads(text)
-    if as_json:
-        print(json.dumps({"name": cluster.name, "values": cluster_as_data(file), "unknown": list(cluster.unknown)}))
-    else:
-        print_cluster(cluster, file)

@@ -8,8 +8,6 @@ import typer
 
 from megabatch.cli.options import Debug
 
-__all__ = ["app"]
-
 app = typer.Typer()
 
 

@@ -9,8 +9,6 @@ import typer
 
 from megabatch.cli.options import Debug
 
-__all__ = ["app"]
-
 app = typer.Typer()
 
 

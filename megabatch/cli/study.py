@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from megabatch.cli.options import Debug, Json
-
-__all__ = ["app"]
+from megabatch.cli.options import Debug, Json, changes
 
 app = typer.Typer()
 
@@ -29,7 +26,7 @@ def study(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of all arms.")
     ] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each arm; 3 unless told otherwise.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, max=10_000, help="Runs of each arm; 3 by default.")] = None,
     baseline: Annotated[str, typer.Option(help="The arm others are compared with; the first one by default.")] = "",
     data: Annotated[
         Path | None, typer.Option(envvar="MEGABATCH_DATA", help="Where the images are, for all arms.")
@@ -48,9 +45,5 @@ def study(
     """
     from megabatch.study.conduct import StudyRequest, conduct
 
-    overrides = tuple(set_ or ())
-    overrides += (f"data.path={json.dumps(str(data.absolute()), ensure_ascii=False)}",) if data else ()
-    request = StudyRequest(
-        target, tuple(vary or ()), overrides, seeds, baseline, jobs, output, collect_only=collect, as_json=as_json
-    )
-    raise typer.Exit(conduct(request))
+    overrides, values = changes(set_, data), tuple(vary or ())
+    raise typer.Exit(conduct(StudyRequest(target, values, overrides, seeds, baseline, jobs, output, collect, as_json)))

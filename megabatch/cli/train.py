@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from megabatch.cli.options import Debug
-
-__all__ = ["app"]
+from megabatch.cli.options import Debug, Recipe, Set, changes
 
 app = typer.Typer()
 
@@ -25,7 +23,7 @@ app = typer.Typer()
     "`torchrun --nproc-per-node 4 -m megabatch train demo`"
 )
 def train(
-    recipe: Annotated[str, typer.Argument(help="A name from `megabatch recipes`, or a TOML file.")],
+    recipe: Recipe,
     data: Annotated[Path | None, typer.Option(help="Where the images are.")] = None,
     workers: Annotated[
         int | None,
@@ -43,9 +41,7 @@ def train(
     epochs: Annotated[
         float | None, typer.Option(metavar="E", help="Shorten or stretch the recipe, every schedule and stage alike.")
     ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe.")
-    ] = None,
+    set_: Set = None,
     plan: Annotated[
         Path | None,
         typer.Option(
@@ -53,6 +49,15 @@ def train(
             "what is typed here wins."
         ),
     ] = None,
+    elastic: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:PORT]",
+            help="Workers may come and go: local ones alone, or all that meet at the lighthouse HOST:PORT.",
+        ),
+    ] = None,
+    min_workers: Annotated[int, typer.Option(min=1, help="Elastic: with fewer the run waits, then stops.")] = 1,
+    max_workers: Annotated[int, typer.Option(min=0, help="Elastic: further workers wait for a free place.")] = 0,
     debug: Debug = False,
 ) -> None:
     """Train a recipe.
@@ -61,12 +66,10 @@ def train(
     """
     from megabatch.recipes import load_config
     from megabatch.recipes.scale import scaling_lines
+    from megabatch.train.elastic_entry import Elastic
     from megabatch.train.entry import TrainRequest, train_here
 
-    overrides = tuple(set_ or ()) + (
-        (f"data.path={json.dumps(str(data.absolute()), ensure_ascii=False)}",) if data else ()
-    )
-    plan_text = ""
+    overrides, plan_text = changes(set_, data), ""
     if plan is not None:
         from megabatch.plan.plan_file import follow
 
@@ -75,14 +78,11 @@ def train(
         grid, workers, scale, epochs = planned.grid, planned.workers, planned.scale, planned.epochs
     config = load_config(recipe, list(overrides), scale=scale, epochs=epochs)
     lines = scaling_lines(load_config(recipe, epochs=epochs), config) if scale is not None else []
+    name = Path(recipe).stem
     request = TrainRequest(
-        config,
-        output,
-        grid,
-        resume=resume,
-        debug=debug,
-        plan=plan_text,
-        name=Path(recipe).stem,
-        lines=tuple(lines),
+        config, output, grid, resume=resume, debug=debug, plan=plan_text, name=name, lines=tuple(lines)
     )
+    if elastic is not None:
+        lighthouse = "" if elastic == "local" else elastic
+        request = replace(request, elastic=Elastic(lighthouse, min_workers, max_workers))
     raise typer.Exit(train_here(request, workers, os.environ))

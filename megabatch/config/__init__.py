@@ -11,39 +11,21 @@ from typing import Any
 import tomli_w
 from pydantic import model_validator
 
-from megabatch.config.batch_control import AdaptiveConfig, BatchControlConfig
+from megabatch.config.batch_control import BatchControlConfig
 from megabatch.config.collapse import CollapseConfig
 from megabatch.config.comm import CommConfig
-from megabatch.config.data import AugmentConfig, DataConfig, GeneratedConfig
+from megabatch.config.data import DataConfig
 from megabatch.config.model import ModelConfig, NormConfig
-from megabatch.config.optimizer import LarsConfig, OptimizerConfig, RmspropWarmupConfig
+from megabatch.config.optimizer import OptimizerConfig
 from megabatch.config.section import Reference, Section
 from megabatch.config.train import CheckpointConfig, LogConfig, TrainConfig
+from megabatch.errors import ConfigError
 from megabatch.files import flatten
 from megabatch.schedule.batch import parse_stages
 from megabatch.schedule.noise import noise_keeping_momentum
 from megabatch.schedule.pieces import smallest_value
 
-__all__ = [
-    "AdaptiveConfig",
-    "AugmentConfig",
-    "BatchControlConfig",
-    "CheckpointConfig",
-    "CollapseConfig",
-    "CommConfig",
-    "Config",
-    "DataConfig",
-    "GeneratedConfig",
-    "LarsConfig",
-    "LogConfig",
-    "ModelConfig",
-    "NormConfig",
-    "OptimizerConfig",
-    "Reference",
-    "RmspropWarmupConfig",
-    "TrainConfig",
-    "differences",
-]
+__all__ = ["CommConfig", "Config", "OptimizerConfig", "TrainConfig", "differences"]
 
 
 class Config(Section):
@@ -65,8 +47,13 @@ class Config(Section):
     def _sections_fit(self) -> Config:
         train, totals = self.train, parse_stages(self.train.global_batch_size).global_batch_sizes
         self.batch_control.check_fits(totals[0], len(totals), train.ghost_batch_size)
-        if self.batch_control.noise == "momentum":  # refused here rather than when the stage is reached
+        if self.batch_control.noise_rule == "momentum":  # refused here rather than when the stage is reached
             noise_keeping_momentum(smallest_value(self.optimizer.momentum), min(totals) / totals[0])
+        if train.audit_every_steps and self.comm.sums != "exact":
+            raise ConfigError(
+                f"train.audit_every_steps {train.audit_every_steps} compares integers, comm.sums is "
+                f"'{self.comm.sums}'; set comm.sums=exact, or train.audit_every_steps=0"
+            )
         if self.collapse is not None:
             self.collapse.check_fits(train.epochs, train.ghost_batch_size)
         return self

@@ -6,11 +6,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from megabatch.config.section import NotNegative, PositiveInt, Section
+from megabatch.config.section import NotNegative, Positive, PositiveInt, Section
 from megabatch.errors import ConfigError
 from megabatch.schedule.noise import NoiseRule
-
-__all__ = ["AdaptiveConfig", "BatchControlConfig"]
 
 
 class AdaptiveConfig(Section):
@@ -23,7 +21,7 @@ class AdaptiveConfig(Section):
 
     max_global_batch_size: PositiveInt
     growth: Annotated[float, Field(gt=1, le=16)] = 2.0
-    threshold: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    threshold: Positive = 1.0
     patience: PositiveInt = 10
     from_epoch: NotNegative = 5.0  # not during warm-up
     lead_steps: PositiveInt = 8
@@ -32,12 +30,12 @@ class AdaptiveConfig(Section):
 class BatchControlConfig(Section):
     """What a change of the batch does, and how the noise scale is measured.
 
-    `noise` is what becomes of Smith's noise scale, lr * images / (global_batch_size * (1 - momentum)), when the batch
-    is k times the first stage's: it "falls" by k, or is held by an "lr" multiplied by k, or by a "momentum" of
-    1 - (1 - momentum) / k.
+    `noise_rule` says what becomes of Smith's noise scale, lr * images / (global_batch_size * (1 - momentum)), when the
+    batch is k times the first stage's. It "falls" by k, or an "lr" multiplied by k holds it, or a "momentum" of
+    1 - (1 - momentum) / k does.
     """
 
-    noise: NoiseRule = "falls"
+    noise_rule: NoiseRule = "falls"
     measure_every_steps: Annotated[int, Field(ge=0)] = 0  # 0: the gradient's noise scale is not measured
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.95  # weight of the past in its running averages
     adaptive: AdaptiveConfig | None = None

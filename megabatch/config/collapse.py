@@ -6,13 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from megabatch.config.section import Section
+from megabatch.config.section import Positive, Section
 from megabatch.errors import ConfigError
 from megabatch.schedule.pieces import Scheduled, check_pieces, largest_value
-
-__all__ = ["CollapseConfig"]
-
-PositiveEpochs = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class CollapseConfig(Section):
@@ -25,8 +21,8 @@ class CollapseConfig(Section):
     is what the trunk has. `global_batch_size` 0 is the batch the trunk has there.
     """
 
-    at_epochs: Annotated[tuple[PositiveEpochs, ...], Field(min_length=1)]
-    epochs: PositiveEpochs = 5.0
+    at_epochs: Annotated[tuple[Positive, ...], Field(min_length=1)]
+    epochs: Positive = 5.0
     lr: Scheduled | None = None
     weight_decay: Scheduled | None = None
     momentum: Scheduled | None = None

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from megabatch.config.section import Section
-
-__all__ = ["CommConfig"]
+from megabatch.config.section import Positive, Section
 
 
 class CommConfig(Section):
@@ -17,13 +15,33 @@ class CommConfig(Section):
     `algorithm` is one of `megabatch.comm.phases`; "backend" is torch's own all-reduce, what plain DDP uses;
     "auto" measures the grid at the start and chooses by message size.
     `grad_dtype` is the precision of gradients on their way.
+    `sums` says how ghost batches' gradients are added: "exact" in integers, to the same bits on any number of workers;
+    "float" in floating point. Exact is the default where `grad_dtype` is fp32, and needs it.
     """
 
     algorithm: Literal[
         "auto", "backend", "ring", "halving_doubling", "hierarchical", "torus", "two_way_torus", "direct", "exchange"
     ] = "backend"
     grad_dtype: Literal["fp32", "fp16", "bf16"] = "fp32"
-    backend: Literal["auto", "gloo", "nccl"] = "auto"
-    bucket_mb: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 25.0
-    timeout_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
-    max_restarts: Annotated[int, Field(ge=0)] = 3
+    sums: Literal["exact", "float"] = "exact"
+    backend: Literal["auto", "gloo", "nccl"] = "auto"  # auto: nccl with CUDA devices, else gloo
+    bucket_mb: Positive = 25.0  # gradients that DDP sends together
+    timeout_seconds: Positive = 600.0  # a worker that is silent for so long is lost
+    hang_seconds: Positive = 15.0  # elastic runs leave a worker behind that is silent for so long
+    wait_seconds: Positive = 60.0  # elastic runs wait so long for workers to come when too few are there
+    max_restarts: Annotated[int, Field(ge=0)] = 3  # of local workers, after one of them died
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sum_in_floats_by_default_where_integers_cannot_travel(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("grad_dtype", "fp32") != "fp32":
+            return {"sums": "float", **given}
+        return given
+
+    @model_validator(mode="after")
+    def _exact_sums_travel_in_four_bytes(self) -> CommConfig:
+        if self.sums == "exact" and self.grad_dtype != "fp32":
+            raise ValueError(
+                f"comm.sums 'exact' sends int32, but comm.grad_dtype is '{self.grad_dtype}'; set one of them otherwise"
+            )
+        return self

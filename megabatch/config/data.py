@@ -6,27 +6,25 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from megabatch.config.section import NotNegative, PositiveInt, Section, Share
+from megabatch.config.section import NotNegative, Positive, PositiveInt, Section, Share
 from megabatch.schedule.pieces import Scheduled, check_pieces
-
-__all__ = ["AugmentConfig", "DataConfig", "GeneratedConfig"]
 
 
 class AugmentConfig(Section):
     """Random changes of a training image, keyed by (seed, epoch, sample)."""
 
-    crop: Literal["none", "pad", "resized"] = "none"
-    padding: Annotated[int, Field(ge=0)] = 0
-    flip: bool = False
-    area_min: Annotated[float, Field(gt=0, le=1)] = 0.08
+    crop: Literal["none", "pad", "resized"] = "none"  # pad: shift by up to `padding`; resized: a random part
+    padding: Annotated[int, Field(ge=0)] = 0  # pixels
+    flip: bool = False  # half of the images are mirrored
+    area_min: Annotated[float, Field(gt=0, le=1)] = 0.08  # of a resized crop: its share of the image
     area_max: Annotated[float, Field(gt=0, le=1)] = 1.0
-    aspect_min: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3 / 4
-    aspect_max: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 4 / 3
+    aspect_min: Positive = 3 / 4  # width / height
+    aspect_max: Positive = 4 / 3
     side_share: Share = 0.0  # above 0: "resized" cuts squares of this share of the shorter side, at random places
     brightness: Share = 0.0  # a factor from 1 - this to 1 + this; likewise contrast and saturation
     contrast: Share = 0.0
     saturation: Share = 0.0
-    rotation_degrees: Annotated[float, Field(ge=0, le=180)] = 0.0
+    rotation_degrees: Annotated[float, Field(ge=0, le=180)] = 0.0  # at most, either way
     noise_std: Annotated[float, Field(ge=0, le=255)] = 0.0  # grey levels
 
     @model_validator(mode="after")
@@ -49,16 +47,16 @@ class GeneratedConfig(Section):
 class DataConfig(Section):
     """Where the images come from."""
 
-    source: str = "generated"
-    path: str = ""
+    source: str = "generated"  # one of `megabatch.data.formats`
+    path: str = ""  # a folder, a file or an address
     num_classes: Annotated[int, Field(ge=2)] | None = None  # None: what the labels or the folders show
-    image_size: Annotated[int, Field(ge=8)] = 224
-    mean: tuple[NotNegative, ...] = (0.485, 0.456, 0.406)
+    image_size: Annotated[int, Field(ge=8)] = 224  # pixels of a side, in evaluation and by default in training
+    mean: tuple[NotNegative, ...] = (0.485, 0.456, 0.406)  # of pixels from 0 to 1, one or one per channel
     std: tuple[Annotated[float, Field(gt=0)], ...] = (0.229, 0.224, 0.225)
     max_train_images: Annotated[int, Field(ge=0)] = 0  # 0: all; else a fixed part with the set's mix of classes
     held_out_images: Annotated[int, Field(ge=0)] = 0  # >0: evaluate on so many training images, kept from training
     downscale: bool = False  # make images image_size wide once, by area averaging; for small sets
-    prefetch_ghosts: PositiveInt = 4
+    prefetch_ghosts: PositiveInt = 4  # ghost batches prepared ahead
     train_image_size: Scheduled | None = None  # pieces over epochs, rounded to multiples of 8; None: image_size
     decoder: Literal["auto", "pillow", "opencv"] = "auto"  # auto and pillow give the same pixels
     reduce_jpeg: bool = False  # decode JPEG at 1/2, 1/4, 1/8 where the crop allows it: faster, other pixels

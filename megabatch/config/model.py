@@ -8,15 +8,13 @@ from pydantic import Field
 
 from megabatch.config.section import PositiveInt, Section
 
-__all__ = ["ModelConfig", "NormConfig"]
-
 
 class ModelConfig(Section):
     """The network: a built-in name, `timm:NAME` or `package.module:function`."""
 
     name: str = "resnet50"
-    zero_gamma: Literal["none", "every_block", "last_block_of_stage"] = "every_block"
-    width: PositiveInt | None = None
+    zero_gamma: Literal["none", "every_block", "last_block_of_stage"] = "every_block"  # batch-norms that start at 0
+    width: PositiveInt | None = None  # channels of a small network's first stage; None: its own default
 
     @property
     def label(self) -> str:

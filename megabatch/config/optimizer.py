@@ -1,4 +1,4 @@
-"""Settings of the update rule and of its scheduled values."""
+"""Settings of the optimizer and of its scheduled values."""
 
 from __future__ import annotations
 
@@ -6,45 +6,41 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from megabatch.config.section import NotNegative, Section
+from megabatch.config.section import NotNegative, Positive, Section
 from megabatch.schedule.pieces import Scheduled, check_pieces, largest_value, value_at
-
-__all__ = ["LarsConfig", "OptimizerConfig", "RmspropWarmupConfig"]
-
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class LarsConfig(Section):
     """Layer-wise rates, for `optimizer.name = "lars"`; `megabatch.optim.lars` says what the rules are."""
 
-    rule: Literal["paper", "trust_inside", "trust_outside"] = "paper"
-    trust_coefficient: Positive = 0.001
-    eps: NotNegative = 0.0
-    clip: bool = False
+    rule: Literal["paper", "trust_inside", "trust_outside"] = "paper"  # where the trust ratio enters
+    trust_coefficient: Positive = 0.001  # the paper's eta
+    eps: NotNegative = 0.0  # added to the denominator of the trust ratio
+    clip: bool = False  # a layer's own lr never exceeds `lr`
 
 
 class RmspropWarmupConfig(Section):
     """RMSprop at first, SGD later, for `optimizer.name = "rmsprop_warmup"` (Akiba 2017, section 3.1)."""
 
-    lr: NotNegative = 3e-4
-    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.99
-    eps: Positive = 1e-8
-    center_epoch: NotNegative = 10.0
-    period_epochs: Positive = 5.0
+    lr: NotNegative = 3e-4  # of the RMSprop part
+    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.99  # share of the past in the mean of squared gradients
+    eps: Positive = 1e-8  # added to the root of that mean
+    center_epoch: NotNegative = 10.0  # both parts have half there
+    period_epochs: Positive = 5.0  # how slowly one gives way to the other
     literal: bool = False  # the transition as printed, which overshoots
     whole_epochs: bool = False  # the transition moves from epoch to epoch, not within
 
 
 class OptimizerConfig(Section):
-    """The update rule. A value is a number, or a list of pieces over epochs."""
+    """The optimizer. A value is a number, or a list of pieces over epochs."""
 
     name: Literal["sgd", "lars", "rmsprop_warmup"] = "sgd"
     lr: Scheduled = 0.1
     lr_factor: NotNegative = 1.0  # times the learning rate, all along: its level without touching its shape
     momentum: Scheduled = 0.9
-    nesterov: bool = False
+    nesterov: bool = False  # step along the momentum that the next step will have
     weight_decay: Scheduled = 1e-4
-    decay_norm_and_bias: bool = False
+    decay_norm_and_bias: bool = False  # let weight decay act on batch-norms and biases too
     lars: LarsConfig = LarsConfig()
     rmsprop_warmup: RmspropWarmupConfig = RmspropWarmupConfig()
 

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import math
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-__all__ = ["NotNegative", "PositiveInt", "Reference", "Section", "Share"]
-
-PositiveInt = Annotated[int, Field(ge=1)]
+PositiveInt = Annotated[int, Field(ge=1, le=2**48)]
+Positive = Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
 
 
 class Section(BaseModel):
-    """Frozen, and unknown keys are refused."""
+    """Frozen, and unknown keys are refused. So are numbers that no machine word holds."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="after")
+    def _numbers_fit(self) -> Self:
+        for name, value in self:
+            if isinstance(value, int | float) and 2**63 < abs(value) < math.inf:
+                raise ValueError(f"'{name}' = {value:g} is too large; give a number below 2^63")
+        return self
 
 
 class Reference(Section):

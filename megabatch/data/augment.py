@@ -19,10 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from megabatch.data.jpeg import Box
-from megabatch.data.randomness import splitmix64
-
-__all__ = ["CROP_TRIES", "DISTORT_DRAWS", "Augmentation", "Crop", "distort", "pad_crop_flip", "resized_crop_box"]
+from megabatch.data.jpeg import Box, Pixels
+from megabatch.data.randomness import Floats, Ints, splitmix64
 
 Crop = Literal["none", "pad", "resized"]
 CROP_TRIES = 10
@@ -76,9 +74,7 @@ class Augmentation:
         return self.num_crop_draws + (DISTORT_DRAWS if self.distorts else 0)
 
 
-def pad_crop_flip(
-    images: NDArray[np.uint8], padding: int, flip: bool, uniforms: NDArray[np.float64]
-) -> NDArray[np.uint8]:
+def pad_crop_flip(images: Pixels, padding: int, flip: bool, uniforms: Floats) -> Pixels:
     """A new array of the images [n, height, width, channels], each moved by up to `padding` and flipped.
 
     Columns of `uniforms` ([n, 3], or [n, 1] when `padding` is 0): flip (mirrored left to right when below 1/2
@@ -98,7 +94,7 @@ def pad_crop_flip(
     return moved
 
 
-def resized_crop_box(height: int, width: int, policy: Augmentation, uniforms: NDArray[np.float64]) -> Box:
+def resized_crop_box(height: int, width: int, policy: Augmentation, uniforms: Floats) -> Box:
     """The box of a random resized crop inside an image of `height` x `width`.
 
     `uniforms` holds CROP_TRIES times (area, aspect, top, left). The area is uniform, the aspect uniform in
@@ -126,7 +122,7 @@ def resized_crop_box(height: int, width: int, policy: Augmentation, uniforms: ND
     return left, top, left + box_width, top + box_height
 
 
-def distort(images: NDArray[np.uint8], policy: Augmentation, uniforms: NDArray[np.float64]) -> None:
+def distort(images: Pixels, policy: Augmentation, uniforms: Floats) -> None:
     """Changes the images, [n, height, width, channels], in place.
 
     Columns of `uniforms`, [n, DISTORT_DRAWS]: brightness, contrast, saturation, angle, key of the noise.
@@ -146,7 +142,7 @@ def distort(images: NDArray[np.uint8], policy: Augmentation, uniforms: NDArray[n
             image[:] = np.clip(np.rint(noisy), 0, 255)
 
 
-def _recoloured(image: NDArray[np.uint8], brightness: float, contrast: float, saturation: float) -> NDArray[np.float32]:
+def _recoloured(image: Pixels, brightness: float, contrast: float, saturation: float) -> NDArray[np.float32]:
     # Number by number, not as a matrix product: those are rounded differently by different libraries.
     changed = image.astype(np.float32)
     grey = changed
@@ -163,7 +159,7 @@ def _recoloured(image: NDArray[np.uint8], brightness: float, contrast: float, sa
     return clipped
 
 
-def _turned(image: NDArray[np.uint8], degrees: float) -> NDArray[np.uint8]:
+def _turned(image: Pixels, degrees: float) -> Pixels:
     pil = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
     return np.asarray(pil.rotate(degrees, Image.Resampling.BILINEAR)).reshape(image.shape)
 
@@ -176,9 +172,7 @@ def _normals(count: int, key: float) -> NDArray[np.float32]:
     return normals
 
 
-def _cut_windows(
-    canvas: NDArray[np.uint8], height: int, width: int, *, tops: NDArray[np.int64], lefts: NDArray[np.int64]
-) -> NDArray[np.uint8]:
+def _cut_windows(canvas: Pixels, height: int, width: int, *, tops: Ints, lefts: Ints) -> Pixels:
     """A window of height x width out of each image of a C-contiguous canvas [n, h, w, channels]."""
     num_images, canvas_height, canvas_width, channels = canvas.shape
     # A row of a window is a run of bytes. Seeing the canvas as overlapping runs, one starting at each pixel,
@@ -191,5 +185,5 @@ def _cut_windows(
     )
     rows = tops[:, None] + np.arange(height)
     windows = runs[np.arange(num_images)[:, None], rows, lefts[:, None]]
-    images: NDArray[np.uint8] = windows.view(np.uint8).reshape(num_images, height, width, channels)
+    images: Pixels = windows.view(np.uint8).reshape(num_images, height, width, channels)
     return images

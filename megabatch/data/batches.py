@@ -2,36 +2,93 @@
 
 A training image is a pure function of (seed, epoch, sample), an evaluation image of its index: neither
 depends on the other images of the call, so any split of the work over ranks gives the same bits.
+
+Images that cannot be read: in training a broken image is replaced by the next readable one by index, with that one's
+label, under the random draws of the image it stands in for. Batches stay whole, and the outcome depends on the set
+alone, not on ranks or loader processes. In evaluation a broken image is shown as plain grey under its own label, so
+that the set keeps its size and a network is not rewarded for what cannot be seen.
 """
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from megabatch.data.augment import Augmentation, distort, pad_crop_flip, resized_crop_box
-from megabatch.data.broken_images import MAX_NEIGHBOURS, Broken, BrokenLog
 from megabatch.data.decode import EXACT, Decoding, crop_resized, resize, resize_into
-from megabatch.data.jpeg import Box
-from megabatch.data.randomness import keyed_uniforms
-from megabatch.data.sources import ImageArray, Source, image_name
+from megabatch.data.jpeg import Box, Pixels
+from megabatch.data.randomness import Floats, Ints, keyed_uniforms
+from megabatch.data.sources import ImageArray, Source
 from megabatch.errors import DataError
-
-__all__ = [
-    *("GREY", "Feeding", "Job"),
-    *("assemble_evaluation", "assemble_training", "evaluation_batches", "fill_training", "fit"),
-]
 
 GREY = 127
 """What evaluation shows in place of a broken image."""
 
-Batch = tuple[NDArray[np.uint8], NDArray[np.int64]]
+MAX_NEIGHBOURS = 16
+"""So many broken images in a row by index mean that a shard or a disk is gone: the run stops."""
+
+JUDGED_OVER_IMAGES = 10_000
+"""The share of broken images is taken of no fewer than so many, or the first one would be 100 %."""
+
+Batch = tuple[Pixels, Ints]
+
+
+@dataclass(frozen=True)
+class Broken:
+    """An image that could not be read, and why."""
+
+    index: int
+    name: str
+    reason: str
+
+
+class BrokenLog:
+    """Counts the broken images that one rank met, lists each once, stops the run when they are too many.
+
+    `max_share` is the largest tolerated share of the images read; with 0 the first broken image stops the run.
+    Written as lines of JSON to `path`, which is made when the first line is.
+    """
+
+    def __init__(self, max_share: float, path: Path | None = None, set_name: str = "") -> None:
+        self.max_share = max_share
+        self.num_read = 0
+        self.num_broken = 0
+        self._path, self._set_name = path, set_name
+        self._listed: set[int] = set()
+
+    @property
+    def is_tolerant(self) -> bool:
+        return self.max_share > 0
+
+    def note(self, num_read: int, broken: list[Broken]) -> None:
+        """Adds what a batch brought. Raises DataError when too many images are broken."""
+        self.num_read += num_read
+        self.num_broken += len(broken)
+        new = [one for one in broken if one.index not in self._listed]
+        self._listed.update(one.index for one in new)
+        if new and self._path is not None:
+            lines = "".join(json.dumps({"set": self._set_name, **asdict(one)}) + "\n" for one in new)
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                with open(self._path, "a", encoding="utf-8") as file:
+                    file.write(lines)
+            except OSError as error:
+                raise DataError(
+                    f"cannot write {self._path}: {error.strerror}; make room there, then --resume"
+                ) from None
+        if broken and self.num_broken > self.max_share * max(self.num_read, JUDGED_OVER_IMAGES):
+            where = f" (listed in {self._path})" if self._path and self.max_share else ""
+            raise DataError(
+                f"{self.num_broken} of {self.num_read} images read were broken{where}, data.max_broken_share allows "
+                f"{self.max_share:g}; the last: {broken[-1].reason}"
+            )
 
 
 @dataclass(frozen=True)
@@ -50,23 +107,23 @@ class Job:
 
     augmentation: Augmentation
     seed: int
-    epochs: NDArray[np.int64]
-    samples: NDArray[np.int64]
+    epochs: Ints
+    samples: Ints
 
 
 def fill_training(
     source: Source,
     job: Job,
-    images: NDArray[np.uint8],
-    labels: NDArray[np.int64],
+    images: Pixels,
+    labels: Ints,
     decoding: Decoding = EXACT,
     broken: list[Broken] | None = None,
     watch: Callable[[int], None] = lambda sample: None,
 ) -> None:
     """Fills `images`, [n, size, size, channels], and `labels`, [n], with what the job asks for.
 
-    `watch` hears the sample that is about to be read. Broken images are replaced (see `megabatch.data.broken_images`)
-    and added to `broken`; without that list the first one raises DataError.
+    `watch` hears the sample that is about to be read. Broken images are replaced and added to `broken`; without that
+    list the first one raises DataError.
     """
     augmentation, samples, size = job.augmentation, job.samples, images.shape[1]
     uniforms = keyed_uniforms(job.seed, job.epochs, samples, augmentation.num_draws)
@@ -92,8 +149,8 @@ def assemble_training(
     augmentation: Augmentation,
     image_size: int,
     seed: int,
-    epochs: NDArray[np.int64] | int,
-    samples: NDArray[np.int64],
+    epochs: Ints | int,
+    samples: Ints,
     *,
     tolerant: bool = False,
 ) -> Batch:
@@ -109,9 +166,7 @@ def assemble_training(
     return images, labels
 
 
-def assemble_evaluation(
-    source: Source, image_size: int, indices: NDArray[np.int64], broken: list[Broken] | None = None
-) -> Batch:
+def assemble_evaluation(source: Source, image_size: int, indices: Ints, broken: list[Broken] | None = None) -> Batch:
     """Fitted images, [n, image_size, image_size, channels], C-contiguous, and their labels, [n].
 
     A broken image is plain grey and added to `broken`; without that list DataError is raised.
@@ -126,7 +181,7 @@ def assemble_evaluation(
         except DataError as error:
             if broken is None:
                 raise
-            broken.append(Broken(index, image_name(source, index), str(error)))
+            broken.append(Broken(index, source.name_of(index), str(error)))
             images[at] = GREY
     return images, labels
 
@@ -166,7 +221,7 @@ def evaluation_batches(
                 future.cancel()
 
 
-def fit(image: NDArray[np.uint8], image_size: int) -> NDArray[np.uint8]:
+def fit(image: Pixels, image_size: int) -> Pixels:
     """The image [height, width, channels] as a square: as it is if its size is right, else scaled and cut.
 
     The shorter side becomes 8/7 of the wanted size (256 for 224) and the centre is cut out.
@@ -191,20 +246,12 @@ def _first_readable(source: Source, sample: int, broken: list[Broken] | None, ma
         except DataError as error:
             if broken is None:
                 raise
-            broken.append(Broken(index, image_name(source, index), str(error)))
+            broken.append(Broken(index, source.name_of(index), str(error)))
             last = error
     raise DataError(f"{MAX_NEIGHBOURS + 1} images in a row cannot be read; the last: {last}")
 
 
-def _one(
-    source: Source,
-    job: Job,
-    uniforms: NDArray[np.float64],
-    mirror: bool,
-    out: NDArray[np.uint8],
-    decoding: Decoding,
-    index: int,
-) -> None:
+def _one(source: Source, job: Job, uniforms: Floats, mirror: bool, out: Pixels, decoding: Decoding, index: int) -> None:
     """Fills `out` with a random resized crop, decoding no more than needed, or with the fitted image."""
     if job.augmentation.crop != "resized":
         out[:] = fit(source.read(index), out.shape[0])
@@ -213,9 +260,8 @@ def _one(
     def choose(height: int, width: int) -> Box:
         return resized_crop_box(height, width, job.augmentation, uniforms[1 : job.augmentation.num_crop_draws])
 
-    read_bytes: Callable[[int], bytes] | None = getattr(source, "read_bytes", None)
-    if read_bytes is not None:
-        crop_resized(read_bytes(index), choose, mirror, out, lambda: image_name(source, index), decoding)
+    if (encoded := source.read_bytes(index)) is not None:
+        crop_resized(encoded, choose, mirror, out, lambda: source.name_of(index), decoding)
         return
     image = source.read(index)
     resize_into(image, choose(*image.shape[:2]), mirror, out, decoding)

@@ -15,24 +15,11 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from megabatch.data.jpeg import Box, JpegHeader, read_jpeg_header, reduction_for
+from megabatch.data.jpeg import Box, JpegHeader, Pixels, read_jpeg_header, reduction_for
 from megabatch.data.native import native
 from megabatch.errors import ConfigError, DataError
-
-__all__ = [
-    "EXACT",
-    "MAX_PIXELS",
-    "DecoderName",
-    "Decoding",
-    "check_decoder",
-    "crop_resized",
-    "decode_image",
-    "resize",
-    "resize_into",
-]
 
 DecoderName = Literal["auto", "pillow", "opencv"]
 
@@ -58,7 +45,7 @@ MAX_PIXELS = 89_478_485
 Name = str | Callable[[], str]
 
 
-def decode_image(encoded: bytes, channels: int, name: Name) -> NDArray[np.uint8]:
+def decode_image(encoded: bytes, channels: int, name: Name) -> Pixels:
     """An encoded JPEG, PNG or WebP image, upright, as [height, width, channels]; DataError names it."""
     try:
         pil = ImageOps.exif_transpose(_open(encoded))  # upright, as the EXIF note wants it shown
@@ -68,12 +55,7 @@ def decode_image(encoded: bytes, channels: int, name: Name) -> NDArray[np.uint8]
 
 
 def crop_resized(
-    encoded: bytes,
-    choose: Callable[[int, int], Box],
-    mirror: bool,
-    out: NDArray[np.uint8],
-    name: Name,
-    decoding: Decoding = EXACT,
+    encoded: bytes, choose: Callable[[int, int], Box], mirror: bool, out: Pixels, name: Name, decoding: Decoding = EXACT
 ) -> None:
     """Fills `out`, [height, width, channels], with a box of the image, mirrored left to right if wanted.
 
@@ -109,9 +91,7 @@ def crop_resized(
         raise _broken(name, error) from error
 
 
-def resize_into(
-    image: NDArray[np.uint8], box: Box | None, mirror: bool, out: NDArray[np.uint8], decoding: Decoding = EXACT
-) -> None:
+def resize_into(image: Pixels, box: Box | None, mirror: bool, out: Pixels, decoding: Decoding = EXACT) -> None:
     """Fills `out` with a box of a decoded image [h, w, channels], scaled: Pillow's antialiased bilinear."""
     height, width, _ = out.shape
     if box is not None:
@@ -126,7 +106,7 @@ def resize_into(
     out[:] = scaled[:, ::-1] if mirror else scaled
 
 
-def resize(image: NDArray[np.uint8], height: int, width: int, box: Box | None = None) -> NDArray[np.uint8]:
+def resize(image: Pixels, height: int, width: int, box: Box | None = None) -> Pixels:
     """An image [h, w, channels], or the box cut out of it, scaled to height x width; see `resize_into`."""
     out = np.empty((height, width, image.shape[2]), dtype=np.uint8)
     resize_into(image, box, False, out)
@@ -148,12 +128,7 @@ def check_decoder(name: str) -> None:
 
 
 def _by_opencv(
-    encoded: bytes,
-    header: JpegHeader,
-    choose: Callable[[int, int], Box],
-    mirror: bool,
-    out: NDArray[np.uint8],
-    may_reduce: bool,
+    encoded: bytes, header: JpegHeader, choose: Callable[[int, int], Box], mirror: bool, out: Pixels, may_reduce: bool
 ) -> bool:
     """Decode by simplejpeg, scale by OpenCV; False when the image is broken or unusual."""
     import cv2

@@ -23,10 +23,10 @@ from megabatch.data.sources import (
     in_memory,
 )
 from megabatch.errors import DataError
-
-__all__ = ["FolderImages", "open_folder"]
+from megabatch.files import read_bytes
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
+_MAX_IMAGE_BYTES = 2**30
 
 
 class FolderImages(EncodedImages):
@@ -47,17 +47,13 @@ class FolderImages(EncodedImages):
             self.name, np.array(labels, dtype=np.int64), len(self._files), num_classes or len(self._classes)
         )
 
-    def __len__(self) -> int:
-        return len(self._files)
-
     def name_of(self, index: int) -> str:
         return str(self._folder / self._classes[self.labels[index]] / self._files[index])
 
     def read_bytes(self, index: int) -> bytes:
         path = self.name_of(index)
         try:
-            with open(path, "rb") as file:
-                return file.read()
+            return read_bytes(Path(path), _MAX_IMAGE_BYTES)
         except OSError as error:
             raise DataError(f"cannot read the image {path}: {error.strerror}; restore or remove it") from error
 

@@ -16,8 +16,6 @@ from megabatch.data.sources import MissingSplitError, Source, Split
 from megabatch.data.storage import is_remote
 from megabatch.errors import ConfigError, DataError, nearest
 
-__all__ = ["KINDS", "detect_kind", "files_of", "open_source", "open_splits"]
-
 SPLITS: tuple[Split, ...] = get_args(Split)
 
 KINDS = ("fashion-mnist", "folder", "generated", "idx", "mnist", "parquet", "raw", "tar")
@@ -39,10 +37,6 @@ def open_source(kind: str, path: Path | str | None, split: Split, **options: Any
     `mnist` and `idx` (folder of idx files), `parquet` (`channels`, `image_column`, `label_column`,
     `memory_limit_bytes`), `folder` and `tar` (`channels`, `memory_limit_bytes`), `raw`, `generated` (no path;
     `num_images`, `image_size`, `channels`, `seed`, `memory_limit_bytes`).
-
-    Raises:
-        ConfigError: unknown kind, split or option.
-        DataError: missing, unreadable or wrong images or labels.
     """
     _check_split(split)
     opener = _opener(kind)
@@ -71,11 +65,7 @@ def open_source(kind: str, path: Path | str | None, split: Split, **options: Any
 
 
 def detect_kind(path: Path) -> str:
-    """The kind of the set at a path, by the names of its files.
-
-    Raises:
-        DataError: nothing there that is known.
-    """
+    """The kind of the set at a path, by the names of its files; DataError when nothing known is there."""
     if not path.exists():
         raise DataError(f"the data path {path} does not exist; give the folder that holds the images")
     for suffix in ("tar", "parquet", "raw"):
@@ -95,10 +85,6 @@ def open_splits(path: Path, kind: str | None = None, wanted: str = "") -> list[t
     """The splits of a set, not decoded ahead: the wanted one, or all there are.
 
     A set without splits serves the same images as any; it is taken once, as train.
-
-    Raises:
-        ConfigError: an unknown kind or split.
-        DataError: a set that cannot be opened.
     """
     if wanted:
         _check_split(wanted)
@@ -115,7 +101,8 @@ def open_splits(path: Path, kind: str | None = None, wanted: str = "") -> list[t
                 missing = error
     if missing is not None and not opened:
         raise missing
-    if len(opened) == 2 and _same_images(opened[0][1], opened[1][1]):
+    images = [source for _, source in opened]
+    if len(images) == 2 and len(images[0]) == len(images[1]) and images[0].name_of(0) == images[1].name_of(0):
         return opened[:1]
     return opened
 
@@ -147,8 +134,3 @@ def _options(opener: Callable[..., Source]) -> list[str]:
 def _check_split(split: str) -> None:
     if split not in SPLITS:
         raise ConfigError(f"split is '{split}'; it must be train or val")
-
-
-def _same_images(one: Source, other: Source) -> bool:
-    names = [getattr(source, "name_of", None) for source in (one, other)]
-    return len(one) == len(other) and names[0] is not None and names[1] is not None and names[0](0) == names[1](0)

@@ -18,11 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megabatch.data.randomness import keyed_bits, keyed_uniforms
+from megabatch.data.jpeg import Pixels
+from megabatch.data.randomness import Floats, Ints, keyed_bits, keyed_uniforms
 from megabatch.data.sources import MEMORY_LIMIT_BYTES, ImageArray, Source, Split, checked_labels
 from megabatch.errors import ConfigError
-
-__all__ = ["GeneratedImages", "open_generated"]
 
 # float32 throughout: numpy keeps an array's type when a Python number joins.
 Field = NDArray[np.floating[Any]]
@@ -36,11 +35,11 @@ NUM_PARAMETERS = 16
 CHUNK_PIXELS = 2**18  # a chunk's fields stay in the processor's cache
 
 
-class GeneratedImages:
+class GeneratedImages(Source):
     """The set as a whole; images are drawn when they are read."""
 
     def __init__(
-        self, split: Split, *, num_images: int, image_size: int, channels: int, num_classes: int, seed: int
+        self, split: Split, num_images: int, image_size: int, channels: int, num_classes: int, seed: int
     ) -> None:
         for name, value, least in (
             ("num_images", num_images, 1),
@@ -52,22 +51,16 @@ class GeneratedImages:
                 raise ConfigError(f"{name} of the generated images is {value}; it must be at least {least}")
         if channels not in (1, 3):
             raise ConfigError(f"channels of the generated images is {channels}; it must be 1 or 3")
-        self.name = f"generated {split}"
-        self.channels = channels
-        self.image_size = image_size
+        self.name, self.channels, self.image_size = f"generated {split}", channels, image_size
         labels = np.arange(num_images, dtype=np.int64) % num_classes
         self.labels, self.num_classes = checked_labels(self.name, labels, num_images, num_classes)
-        self._split = split
-        self._seed = seed ^ SEED_MARK
+        self._split, self._seed = split, seed ^ SEED_MARK
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def read(self, index: int) -> NDArray[np.uint8]:
-        image: NDArray[np.uint8] = self.render(np.array([index]))[0]
+    def read(self, index: int) -> Pixels:
+        image: Pixels = self.render(np.array([index]))[0]
         return image
 
-    def render(self, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
+    def render(self, indices: Ints) -> Pixels:
         """The images with these indices, [n, image_size, image_size, channels]."""
         size = self.image_size
         u = keyed_uniforms(self._seed, PARAMETER_STREAM[self._split], indices, NUM_PARAMETERS).T
@@ -97,7 +90,7 @@ class GeneratedImages:
         grey = ground + (filling - ground) * inside + between(u[15], 0.25, 0.4)
         return self._with_noise(indices, grey)
 
-    def _with_noise(self, indices: NDArray[np.int64], grey: Field) -> NDArray[np.uint8]:
+    def _with_noise(self, indices: Ints, grey: Field) -> Pixels:
         """Tints, adds noise (triangular, standard deviation 26 of 255 levels) and cuts to whole levels."""
         num_values = grey[0].size * self.channels
         tint_and_noise = keyed_bits(self._seed, NOISE_STREAM[self._split], indices, 1 + -(-num_values // 4))
@@ -128,14 +121,7 @@ def open_generated(
 ) -> Source:
     """Generated images, drawn at once when the set is small, else as they are read."""
     assert path is None
-    source = GeneratedImages(
-        split,
-        num_images=num_images,
-        image_size=image_size,
-        channels=channels,
-        num_classes=num_classes,
-        seed=seed,
-    )
+    source = GeneratedImages(split, num_images, image_size, channels, num_classes, seed)
     if num_images * image_size * image_size * channels > memory_limit_bytes:
         return source
     images = np.empty((num_images, image_size, image_size, channels), dtype=np.uint8)
@@ -146,9 +132,7 @@ def open_generated(
     return ImageArray(source.name, images, source.labels, num_classes)
 
 
-def class_parts(
-    labels: NDArray[np.int64], num_classes: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], int]:
+def class_parts(labels: Ints, num_classes: int) -> tuple[Ints, Ints, Ints, int]:
     """Shape, slope inside and slope around of each class, and how many slopes there are.
 
     With ten classes or fewer there is one slope only: the stripes then say nothing about the class.
@@ -160,7 +144,7 @@ def class_parts(
     return labels % len(SHAPES), rest % num_slopes, rest // num_slopes, num_slopes
 
 
-def between(uniform: NDArray[np.float64], low: float, high: float) -> Field:
+def between(uniform: Floats, low: float, high: float) -> Field:
     """A uniform draw stretched to low .. high, one for each image, shaped to go with [n, size, size]."""
     stretched: Field = (low + (high - low) * uniform).astype(np.float32)[:, None, None]
     return stretched
@@ -172,7 +156,7 @@ def rational_circle(tangent: Field) -> tuple[Field, Field]:
     return (1 - tangent * tangent) * scale, 2 * tangent * scale
 
 
-def stripes(x: Field, y: Field, slope: NDArray[np.float64], cycles: float, uniforms: NDArray[np.float64]) -> Field:
+def stripes(x: Field, y: Field, slope: Floats, cycles: float, uniforms: Floats) -> Field:
     """A triangle wave in -1 .. 1, [n, size, size], its slope (0 .. 1) a share of a right angle, up or down.
 
     `uniforms` [3, n]: phase, pitch, up or down.
@@ -192,18 +176,6 @@ def _disc(u: Field, v: Field) -> Field:
     return (1 - (u * u + v * v)) / 2  # half of it: the slope at the edge is then 1
 
 
-def _square(u: Field, v: Field) -> Field:
-    return 0.85 - np.maximum(np.abs(u), np.abs(v))
-
-
-def _diamond(u: Field, v: Field) -> Field:
-    return (1.2 - np.abs(u) - np.abs(v)) * 0.7
-
-
-def _ring(u: Field, v: Field) -> Field:
-    return np.minimum(_disc(u, v), (u * u + v * v) - 0.3)
-
-
 def _frame(u: Field, v: Field) -> Field:
     reach = np.maximum(np.abs(u), np.abs(v))
     return np.minimum(0.95 - reach, reach - 0.55)
@@ -215,33 +187,20 @@ def _plus(u: Field, v: Field) -> Field:
     return depth
 
 
-def _times(u: Field, v: Field) -> Field:
-    return _plus((u + v) * 0.7, (u - v) * 0.7)
-
-
 def _lying_bar(u: Field, v: Field) -> Field:
     return np.minimum(1.1 - np.abs(u), 0.4 - np.abs(v))
-
-
-def _standing_bar(u: Field, v: Field) -> Field:
-    return _lying_bar(v, u)
-
-
-def _triangle(u: Field, v: Field) -> Field:
-    depth: Field = np.minimum(0.7 - v, (v + 1) * 0.45 - np.abs(u) * 0.9)
-    return depth
 
 
 # Depth inside a shape of radius about 1, in units of the radius; negative outside.
 SHAPES: tuple[Callable[[Field, Field], Field], ...] = (
     _disc,
-    _square,
-    _ring,
+    lambda u, v: 0.85 - np.maximum(np.abs(u), np.abs(v)),  # square
+    lambda u, v: np.minimum(_disc(u, v), (u * u + v * v) - 0.3),  # ring
     _plus,
-    _triangle,
+    lambda u, v: np.minimum(0.7 - v, (v + 1) * 0.45 - np.abs(u) * 0.9),  # triangle
     _lying_bar,
-    _standing_bar,
-    _times,
+    lambda u, v: _lying_bar(v, u),  # standing bar
+    lambda u, v: _plus((u + v) * 0.7, (u - v) * 0.7),  # times sign
     _frame,
-    _diamond,
+    lambda u, v: (1.2 - np.abs(u) - np.abs(v)) * 0.7,  # diamond
 )

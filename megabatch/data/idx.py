@@ -26,14 +26,11 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from megabatch.data.jpeg import Pixels
 from megabatch.data.sources import ImageArray, Split, existing_folder
-from megabatch.data.storage import default_cache
 from megabatch.errors import DataError, WriteError
-from megabatch.files import write_atomically
-
-__all__ = ["find_fashion_mnist", "get_fashion_mnist", "open_fashion_mnist", "open_idx", "open_mnist", "read_idx"]
+from megabatch.files import default_cache, open_regular, read_bytes, write_atomically
 
 UNSIGNED_BYTES = 8
 FILE_PREFIX = {"train": "train", "val": "t10k"}
@@ -49,6 +46,7 @@ FASHION_MNIST_SHA256 = {
     "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
 }
 LARGEST_FILE_BYTES = 64 * 2**20
+_CHUNK_BYTES = 64 * 2**20
 
 SYSTEM_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 DEBIAN_PACKAGE = "dataset-fashion-mnist"
@@ -80,23 +78,27 @@ def open_fashion_mnist(path: Path | None, split: Split, *, num_classes: int | No
     return _open(folder, split, f"fashion-mnist {split}", num_classes)
 
 
-def read_idx(path: Path, num_dims: int) -> NDArray[np.uint8]:
+def read_idx(path: Path, num_dims: int) -> Pixels:
     """The unsigned bytes of an idx file with `num_dims` dimensions, read-only; DataError when damaged."""
+    magic, header_bytes = bytes([0, 0, UNSIGNED_BYTES, num_dims]), 4 + 4 * num_dims
     try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        with open_regular(path) as file:
+            stream = gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
+            content = stream.read(header_bytes)
+            dims = tuple(int.from_bytes(content[at : at + 4], "big") for at in range(4, header_bytes, 4))
+            expected = header_bytes + math.prod(dims)
+            if content[:4] == magic:
+                while len(content) <= expected and (more := stream.read(_CHUNK_BYTES)):
+                    content += more
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"cannot read {path}: {error}; fetch the file again") from error
-    magic = bytes([0, 0, UNSIGNED_BYTES, num_dims])
     if content[:4] != magic:
         raise DataError(
             f"{path} begins with {content[:4].hex() or 'nothing'}; an idx file of unsigned bytes with "
             f"{num_dims} dimensions begins with {magic.hex()}, so this is another kind of file"
         )
-    header_bytes = 4 + 4 * num_dims
     if len(content) < header_bytes:
         raise DataError(f"{path} ends inside its header, after {len(content)} bytes; fetch the file again")
-    dims = tuple(int.from_bytes(content[at : at + 4], "big") for at in range(4, header_bytes, 4))
-    expected = header_bytes + math.prod(dims)
     if len(content) != expected:
         raise DataError(
             f"{path} has {len(content)} bytes but its header {'x'.join(map(str, dims))} needs {expected}; "
@@ -155,12 +157,16 @@ def get_fashion_mnist(cache: Path, progress: Callable[[str], None] = lambda line
     for way, fetch in ways:
         progress(f"fashion-mnist: trying {way}")
         try:
-            _store(target, fetch())
+            files = fetch()
+            target.mkdir(parents=True, exist_ok=True)
+            for name, content in files.items():
+                write_atomically(target / name, content)
+            progress(f"fashion-mnist: stored in {target}")
+            return target
         except _UnavailableError as error:
             failures.append(f"{way}: {error}")
-            continue
-        progress(f"fashion-mnist: stored in {target}")
-        return target
+        except (OSError, WriteError) as error:
+            raise DataError(f"cannot write into {target}: {error}; set MEGABATCH_DATA to another folder") from error
     raise DataError(
         f"fashion-mnist cannot be had ({'; '.join(failures)}); put its four idx files into {target}, "
         "or use generated images"
@@ -180,7 +186,7 @@ def _read_verified(folder: Path) -> Files:
         if path is None:
             raise _UnavailableError(f"{name} is not there")
         try:
-            content = path.read_bytes()
+            content = read_bytes(path, LARGEST_FILE_BYTES)
         except OSError as error:
             raise _UnavailableError(str(error)) from error
         files[name] = _verified(name, content, gzipped=path.suffix == ".gz")
@@ -198,15 +204,6 @@ def _verified(name: str, content: bytes, *, gzipped: bool) -> bytes:
     if hashlib.sha256(content).hexdigest() != FASHION_MNIST_SHA256[name]:
         raise _UnavailableError(f"{name} has a wrong checksum")
     return content
-
-
-def _store(folder: Path, files: Files) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            write_atomically(folder / name, content)
-    except (OSError, WriteError) as error:
-        raise DataError(f"cannot write into {folder}: {error}; set MEGABATCH_DATA to another folder") from error
 
 
 def _from_debian() -> Files:

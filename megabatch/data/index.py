@@ -11,20 +11,18 @@ import contextlib
 import hashlib
 import io
 import json
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from megabatch.data.storage import FileStamp, default_cache
+from megabatch.data.randomness import Ints
+from megabatch.data.storage import FileStamp
 from megabatch.errors import WriteError
-from megabatch.files import lock, write_atomically
-
-__all__ = ["ShardIndex", "cached_index", "index_beside", "index_name", "parse_index", "read_index", "write_index"]
+from megabatch.files import default_cache, lock, open_regular, parse_json, write_atomically
 
 FORMAT = 1
 LOCK_SECONDS = 600.0
@@ -36,9 +34,9 @@ class ShardIndex:
 
     stamps: tuple[FileStamp, ...]
     shards: NDArray[np.uint32]
-    offsets: NDArray[np.int64]
+    offsets: Ints
     lengths: NDArray[np.uint32]
-    labels: NDArray[np.int64]
+    labels: Ints
 
 
 def cached_index(stamps: tuple[FileStamp, ...], place: str, split: str, make: Callable[[], ShardIndex]) -> ShardIndex:
@@ -81,7 +79,7 @@ def write_index(path: Path, index: ShardIndex) -> None:
         shards=index.shards,
         offsets=index.offsets,
         lengths=index.lengths,
-        labels=index.labels.astype(np.int32),
+        labels=index.labels if index.labels.max(initial=0) >= 2**31 else index.labels.astype(np.int32),
     )
     write_atomically(path, out.getvalue())
 
@@ -89,7 +87,7 @@ def write_index(path: Path, index: ShardIndex) -> None:
 def read_index(path: Path, stamps: tuple[FileStamp, ...]) -> ShardIndex | None:
     """The index in a file; None when there is none, when it is damaged, or when it is of other shards."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             index = parse_index(file)
     except OSError:
         return None
@@ -99,12 +97,27 @@ def read_index(path: Path, stamps: tuple[FileStamp, ...]) -> ShardIndex | None:
 def parse_index(file: BinaryIO | io.BytesIO) -> ShardIndex | None:
     """What `write_index` wrote; None when it is damaged or of another format."""
     try:
-        with np.load(file, allow_pickle=False) as found:
-            head = json.loads(found["head"].tobytes())
-            if head["format"] != FORMAT:
-                return None
-            stamps = tuple(FileStamp(*stamp) for stamp in head["stamps"])
-            labels = found["labels"].astype(np.int64)
-            return ShardIndex(stamps, found["shards"], found["offsets"], found["lengths"], labels)
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
+        found = read_arrays(file)
+        head = parse_json(found["head"].tobytes())
+        if head["format"] != FORMAT:
+            return None
+        stamps = tuple(FileStamp(*stamp) for stamp in head["stamps"])
+        shards, offsets, lengths, labels = (found[name] for name in ("shards", "offsets", "lengths", "labels"))
+        ends = offsets.astype(np.int64) + lengths
+        sizes = np.array([stamp.num_bytes for stamp in stamps], dtype=np.int64)
+        if not (shards.shape == ends.shape == labels.shape == (len(labels),)) or (
+            (offsets < 0).any() or (shards >= len(stamps)).any() or (ends > sizes[shards]).any()
+        ):
+            return None  # an image beyond the end of its shard
+        return ShardIndex(stamps, shards, offsets, lengths, labels.astype(np.int64))
+    except (ValueError, KeyError, TypeError):
         return None
+
+
+def read_arrays(file: BinaryIO | io.BytesIO) -> dict[str, NDArray[Any]]:
+    """The arrays of an npz file; ValueError for whatever is wrong with it."""
+    try:
+        with np.load(file, allow_pickle=False) as found:
+            return {name: found[name] for name in found.files}
+    except Exception as error:  # zip, zlib, struct and numpy's own parser have no error in common
+        raise ValueError(f"{type(error).__name__}: {error}") from None

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Box", "FloatBox", "JpegHeader", "Reduction", "read_jpeg_header", "reduction_for"]
+import numpy as np
+from numpy.typing import NDArray
 
+Pixels = NDArray[np.uint8]  # an image is [height, width, channels]
 Box = tuple[int, int, int, int]  # left, top, right, bottom, in pixels, as Pillow has it
 FloatBox = tuple[float, float, float, float]
 

@@ -1,7 +1,7 @@
 """Feeds one rank its ghost batches, prepared ahead of time by threads or processes.
 
-The loader walks through the same list of steps as the trainer and takes from each this rank's share of the ghost
-batches. A ghost batch is cut into pieces, the pieces are prepared side by side straight into the batch's memory, and
+The loader walks through the same steps as the trainer and loads `step.ghosts`, the ghost batches of this rank. A ghost
+batch is cut into pieces, the pieces are prepared side by side straight into the batch's memory, and
 ghost batches come out in their order. Every thread does one piece at a time, by itself or by a process of its own.
 Decoding releases the interpreter lock, so several threads do keep several cores busy.
 
@@ -15,22 +15,19 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from megabatch.data.augment import Augmentation
-from megabatch.data.batches import Feeding, Job, fill_training
-from megabatch.data.broken_images import Broken
+from megabatch.data.batches import Broken, Feeding, Job, fill_training
+from megabatch.data.jpeg import Pixels
 from megabatch.data.loader_process import LoaderProcess, SharedSlots, views
-from megabatch.data.randomness import epoch_order, stream
+from megabatch.data.randomness import Ints, epoch_order, stream
 from megabatch.data.sources import Source
-from megabatch.schedule.batch import Step, shard_range
-
-__all__ = ["Ghost", "GhostLoader"]
+from megabatch.schedule.batch import Step
 
 SMALLEST_PIECE = 8
 CLOSE_SECONDS = 10.0
@@ -50,35 +47,37 @@ class Ghost:
     idle: bool = False
 
 
+@dataclass(eq=False)
 class _Ticket:
     """A ghost batch in the making."""
 
-    def __init__(
-        self,
-        number: int,
-        idle: bool,
-        pieces: int,
-        images: NDArray[np.uint8],
-        labels: NDArray[np.int64],
-        slot: int | None,  # of the shared memory in which the arrays lie
-    ) -> None:
-        self.number, self.idle, self.images, self.labels, self.slot = number, idle, images, labels, slot
-        self.broken: list[Broken] = []
-        self.error: BaseException | None = None
-        self.ghost: Ghost | None = None
-        self.ready = threading.Event()
-        self._pieces_left, self._lock = pieces, threading.Lock()
+    number: int
+    idle: bool
+    pieces_left: int
+    images: Pixels
+    labels: Ints
+    slot: int | None  # of the shared memory in which the arrays lie
+    broken: list[Broken] = field(default_factory=list)
+    error: BaseException | None = None
+    ghost: Ghost | None = None
+    ready: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def piece_done(self, broken: list[Broken], error: BaseException | None) -> bool:
         """Whether this was the last piece."""
-        with self._lock:
+        with self.lock:
             self.broken += broken
             self.error = self.error or error
-            self._pieces_left -= 1
-            return self._pieces_left == 0
+            self.pieces_left -= 1
+            return self.pieces_left == 0
 
 
 _Piece = tuple[_Ticket, Job, slice]  # the ghost batch, which images to make, and where they go in its arrays
+
+
+def _to_load(step: Step) -> tuple[range, ...]:
+    """Stream positions of this rank's ghost batches; of the step's first one, to be idle, if it has none."""
+    return step.ghosts or (range(step.start_samples, step.start_samples + step.ghost_batch_size),)
 
 
 class GhostLoader:
@@ -92,8 +91,6 @@ class GhostLoader:
         seed: int,
         steps: Iterator[Step],
         *,
-        rank: int,
-        world_size: int,
         prefetch_ghosts: int = 4,
         pin_for: torch.device | None = None,
         feeding: Feeding | None = None,
@@ -104,8 +101,7 @@ class GhostLoader:
         self._source, self._augmentation, self._seed, self._steps = source, augmentation, seed, steps
         self._image_size_at = image_size if callable(image_size) else lambda epoch: image_size
         self._largest_image_size = largest_image_size if callable(image_size) else image_size
-        self._rank, self._world_size, self._pin_for = rank, world_size, pin_for
-        self._feeding = feeding or Feeding()
+        self._pin_for, self._feeding = pin_for, feeding or Feeding()
         self._room = threading.Semaphore(prefetch_ghosts)
         self._items: queue.Queue[_Ticket | Step | BaseException | None] = queue.Queue()
         self._pieces: queue.Queue[_Piece | None] = queue.Queue()
@@ -137,7 +133,7 @@ class GhostLoader:
     # --- the consumer's side ---
 
     def _ghosts_of(self, step: Step) -> Iterator[Ghost]:
-        for _ in range(max(1, len(shard_range(step.num_ghosts, self._world_size, self._rank)))):
+        for _ in _to_load(step):
             ticket = self._get()
             assert isinstance(ticket, _Ticket)
             while not ticket.ready.wait(timeout=1.0):
@@ -169,27 +165,27 @@ class GhostLoader:
         try:
             for step in self._steps:
                 self._items.put(step)
-                mine = shard_range(step.num_ghosts, self._world_size, self._rank)
-                for index in mine or [0]:
+                for positions in _to_load(step):
                     while not self._room.acquire(timeout=0.2):
                         if self._closing.is_set():
                             return
                     if self._closing.is_set():
                         return
-                    self._order(step, index, idle=not mine)
+                    self._order(step, positions)
             self._items.put(None)
         except BaseException as error:
             self._items.put(error)
 
-    def _order(self, step: Step, index: int, idle: bool) -> None:
+    def _order(self, step: Step, positions: range) -> None:
         """Put a ghost batch in line for the consumer and its pieces in line for the threads."""
-        size, count = self._image_size_at(step.epoch), step.ghost_batch_size
-        start = step.start_samples + index * count
+        start, count = positions.start, len(positions)
         epochs, samples = stream(self._seed, len(self._source), start, count)
         self._order_ahead(start)
         piece = max(SMALLEST_PIECE, -(-count // self._num_threads))
         parts = [slice(first, min(first + piece, count)) for first in range(0, count, piece)]
-        ticket = _Ticket(start // count, idle, len(parts), *self._memory(count, size))
+        ticket = _Ticket(
+            start // count, not step.ghosts, len(parts), *self._memory(count, self._image_size_at(step.epoch))
+        )
         self._items.put(ticket)
         for part in parts:
             self._pieces.put((ticket, Job(self._augmentation, self._seed, epochs[part], samples[part]), part))
@@ -202,7 +198,7 @@ class GhostLoader:
             arguments = (self._seed, epoch + 1, len(self._source))
             threading.Thread(target=epoch_order, args=arguments, name="next-epoch-order", daemon=True).start()
 
-    def _memory(self, count: int, size: int) -> tuple[NDArray[np.uint8], NDArray[np.int64], int | None]:
+    def _memory(self, count: int, size: int) -> tuple[Pixels, Ints, int | None]:
         """Images and labels of a ghost batch to be filled; and its slot, when they lie in shared memory."""
         channels = self._source.channels
         if not self._feeding.processes:
@@ -216,6 +212,7 @@ class GhostLoader:
 
     def _work(self) -> None:
         process: LoaderProcess | None = None
+        source, decoding, tolerant = self._source, self._feeding.decoding, self._feeding.broken.is_tolerant
         try:
             if self._pin_for is not None:
                 torch.cuda.set_device(self._pin_for)  # a new thread would open a context on device 0 otherwise
@@ -225,17 +222,12 @@ class GhostLoader:
                 error: BaseException | None = None
                 try:
                     if ticket.slot is not None:
-                        process = process or self._process()
+                        assert self._slots is not None
+                        process = process or LoaderProcess(source, decoding, tolerant, self._slots)
                         broken = process.prepare(job, ticket.slot, part, *ticket.images.shape[:2])
                     else:
-                        fill_training(
-                            self._source,
-                            job,
-                            ticket.images[part],
-                            ticket.labels[part],
-                            self._feeding.decoding,
-                            broken if self._feeding.broken.is_tolerant else None,
-                        )
+                        listed = broken if tolerant else None
+                        fill_training(source, job, ticket.images[part], ticket.labels[part], decoding, listed)
                 except BaseException as raised:
                     error = raised
                 if ticket.piece_done(broken, error):
@@ -244,11 +236,6 @@ class GhostLoader:
         finally:
             if process is not None:
                 process.close()
-
-    def _process(self) -> LoaderProcess:
-        assert self._slots is not None
-        feeding = self._feeding
-        return LoaderProcess(self._source, feeding.decoding, feeding.broken.is_tolerant, self._slots)
 
     def _finish(self, ticket: _Ticket) -> None:
         if ticket.error is None:

@@ -20,15 +20,13 @@ from collections import deque
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from megabatch.data.batches import Job, fill_training
-from megabatch.data.broken_images import Broken
+from megabatch.data.batches import Broken, Job, fill_training
 from megabatch.data.decode import Decoding
-from megabatch.data.sources import Source, image_name
+from megabatch.data.jpeg import Pixels
+from megabatch.data.randomness import Ints
+from megabatch.data.sources import Source
 from megabatch.errors import DataError, MegabatchError
-
-__all__ = ["LoaderProcess", "SharedSlots", "views"]
 
 NO_SAMPLE = -1
 
@@ -54,11 +52,7 @@ class SharedSlots:
         self._free: deque[int] = deque()
         self._close = weakref.finalize(self, os.close, descriptor)
 
-    @property
-    def num_slots(self) -> int:
-        return len(self._maps)
-
-    def lease(self) -> tuple[int, NDArray[np.uint8]]:
+    def lease(self) -> tuple[int, Pixels]:
         """The number and the bytes of a slot that nobody uses, made if need be; drop the array to free the slot.
 
         Only one thread may lease.
@@ -73,7 +67,7 @@ class SharedSlots:
         weakref.finalize(array, self._free.append, number)
         return number, array
 
-    def look_at(self, number: int) -> NDArray[np.uint8]:
+    def look_at(self, number: int) -> Pixels:
         """The bytes of a slot."""
         while len(self._maps) <= number:
             offset = len(self._maps) * self.slot_bytes
@@ -85,9 +79,7 @@ class SharedSlots:
         self._close()
 
 
-def views(
-    memory: NDArray[np.uint8], ghost_batch_size: int, image_size: int, channels: int
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def views(memory: Pixels, ghost_batch_size: int, image_size: int, channels: int) -> tuple[Pixels, Ints]:
     """The images and, behind them, the labels of a ghost batch in a slot."""
     pixels = ghost_batch_size * image_size * image_size * channels
     start = -(-pixels // 8) * 8
@@ -108,6 +100,9 @@ class LoaderProcess:
         command = [sys.executable, "-m", "megabatch.data.loader_process"]
         shared = (slots.descriptor, self._sample_descriptor)
         self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=shared)
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        self._requests, self._answers = self._child.stdin, self._child.stdout
         self._send((source, decoding, tolerant, slots.slot_bytes, *shared))
 
     def prepare(self, job: Job, slot: int, part: slice, ghost_batch_size: int, image_size: int) -> list[Broken]:
@@ -121,32 +116,28 @@ class LoaderProcess:
 
     def close(self) -> None:
         """Ask the process to end by closing its input; end it if it does not."""
-        assert self._child.stdin is not None
-        assert self._child.stdout is not None
         with contextlib.suppress(OSError):
-            self._child.stdin.close()
+            self._requests.close()
         try:
             self._child.wait(timeout=5)
         except subprocess.TimeoutExpired:
             self._child.kill()
             self._child.wait()
-        self._child.stdout.close()
+        self._answers.close()
         if self._sample_descriptor >= 0:
             os.close(self._sample_descriptor)
             self._sample_descriptor = -1
 
     def _send(self, message: Any) -> None:
-        assert self._child.stdin is not None
         try:
-            pickle.dump(message, self._child.stdin)
-            self._child.stdin.flush()
+            pickle.dump(message, self._requests)
+            self._requests.flush()
         except OSError:
             raise self._death() from None
 
     def _receive(self) -> Any:
-        assert self._child.stdout is not None
         try:
-            return pickle.load(self._child.stdout)
+            return pickle.load(self._answers)
         except (OSError, EOFError, pickle.UnpicklingError):
             raise self._death() from None
 
@@ -158,10 +149,9 @@ class LoaderProcess:
         sample = int(self._sample[0])
         if sample == NO_SAMPLE:
             return DataError(f"a loader process {how} before its first image; see its message above, then --resume")
-        name = image_name(self._source, sample)
         return DataError(
-            f"a loader process {how} while it had the image {name}; if it happens again remove that image, "
-            "otherwise give the machine more memory, then --resume"
+            f"a loader process {how} while it had the image {self._source.name_of(sample)}; if it happens again "
+            "remove that image, otherwise give the machine more memory, then --resume"
         )
 
 

@@ -1,41 +1,24 @@
-"""Builds `crop.c` on the machine at hand and calls it: images decoded and scaled to Pillow's own bytes, faster.
+"""Calls `crop.c`, built on the machine at hand: images decoded and scaled to Pillow's own bytes, faster.
 
-The helper is compiled when it is first wanted (about a second, a C compiler is all it needs) and cached in the user's
-cache folder under the hash of its source, so that installing needs no compiler and a new version builds it anew.
-`MEGABATCH_NATIVE=0` turns it off. Where it cannot be had, `why_not()` says why and everything works without it.
+Where the helper cannot be had, `why_not()` says why and everything works without it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import ctypes.util
-import hashlib
-import os
-import platform
-import shutil
 import subprocess
-import sys
-import tempfile
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import PIL
-from numpy.typing import NDArray
 
-from megabatch.data.jpeg import Box, FloatBox
-from megabatch.data.storage import default_cache
+from megabatch.data.jpeg import Box, FloatBox, Pixels
 from megabatch.errors import WriteError
-from megabatch.files import lock, write_atomically
-
-__all__ = ["Native", "native", "why_not"]
+from megabatch.machine import build
 
 _SOURCE = Path(__file__).with_name("crop.c")
-# Contracting a * b + c into one rounding would change weights in the last bit, and then a pixel here and there.
-_FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-ffp-contract=off")
-_LIBRARIES = ("-lm", "-lpthread", "-ldl")
-_BUILD_SECONDS = 120.0
 _IntBox = ctypes.c_int * 4
 _DoubleBox = ctypes.c_double * 4
 
@@ -68,7 +51,7 @@ class Native:
         region: Box,
         box: FloatBox,
         mirror: bool,
-        out: NDArray[np.uint8],
+        out: Pixels,
     ) -> bool:
         """Decodes `region` of the JPEG image of `size` (height, width) reduced by `denominator`, scales `box` of it.
 
@@ -81,7 +64,7 @@ class Native:
         )
         return done == 0
 
-    def resize(self, image: NDArray[np.uint8], box: FloatBox, mirror: bool, out: NDArray[np.uint8]) -> bool:
+    def resize(self, image: Pixels, box: FloatBox, mirror: bool, out: Pixels) -> bool:
         """Scales `box` of an image [h, w, channels] into `out`; False when the image's layout does not allow it."""
         _check(out)
         channels = image.shape[2]
@@ -104,15 +87,11 @@ def why_not() -> str:
 
 @cache
 def _loaded() -> tuple[Native | None, str]:
-    if os.environ.get("MEGABATCH_NATIVE", "1") == "0":
-        return None, "MEGABATCH_NATIVE is 0"
-    if sys.maxsize < 2**32 or sys.byteorder != "little":
-        return None, "the helper is for little-endian 64-bit machines"
     libjpeg = find_libjpeg()
     if libjpeg is None:
         return None, "no libjpeg with the interface of version 6b was found"
     try:
-        return Native(build(default_cache() / "native"), libjpeg), ""
+        return Native(build(_SOURCE), libjpeg), ""
     except (OSError, WriteError, subprocess.SubprocessError, AttributeError) as error:
         return None, str(error)
 
@@ -127,33 +106,7 @@ def find_libjpeg() -> str | None:
     return name if name and ".62" in name else None
 
 
-def build(folder: Path) -> Path:
-    """The compiled helper, built in `folder` unless this very source has been built there; OSError says why not."""
-    made_of = _SOURCE.read_bytes() + " ".join(_FLAGS).encode() + platform.machine().encode()
-    helper = folder / f"crop-{hashlib.sha256(made_of).hexdigest()[:16]}.so"
-    if helper.exists():
-        return helper
-    compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        raise OSError("no C compiler (cc, gcc, clang) was found")
-    folder.mkdir(parents=True, exist_ok=True)
-    with lock(folder / "lock", _BUILD_SECONDS):
-        if not helper.exists():
-            _compile(compiler, helper)
-    return helper
-
-
-def _compile(compiler: str, helper: Path) -> None:
-    with tempfile.TemporaryDirectory() as place:
-        fresh = Path(place) / "crop.so"
-        command: list[Any] = [compiler, *_FLAGS, "-o", fresh, _SOURCE, *_LIBRARIES]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_SECONDS, check=False)
-        if done.returncode != 0:
-            raise OSError(f"{compiler} could not compile {_SOURCE.name}: {' '.join(done.stderr.split())[:300]}")
-        write_atomically(helper, fresh.read_bytes())
-
-
-def _check(out: NDArray[np.uint8]) -> None:
+def _check(out: Pixels) -> None:
     assert out.dtype == np.uint8
     assert out.ndim == 3
     assert out.flags.c_contiguous

@@ -9,30 +9,25 @@ and listed.
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
-from megabatch.data.broken_images import Broken, BrokenLog
-from megabatch.data.decode import decode_image, resize
+from megabatch.data.batches import Broken, BrokenLog
+from megabatch.data.decode import resize
 from megabatch.data.index import index_beside, write_index
-from megabatch.data.jpeg import read_jpeg_header
+from megabatch.data.jpeg import Pixels, read_jpeg_header
 from megabatch.data.raw import write_raw_table
 from megabatch.data.shards import BLOCK_BYTES, index_shards, tar_header
-from megabatch.data.sources import Source, image_name
+from megabatch.data.sources import Source
 from megabatch.data.storage import LocalFiles
 from megabatch.data.verify import labels_sha256
 from megabatch.errors import DataError
-from megabatch.files import write_atomically, write_json
-
-__all__ = ["Packing", "pack"]
+from megabatch.files import parse_json, read_text, write_atomically, write_json
 
 Format = Literal["tar", "parquet", "raw"]
 QUALITY = 90
@@ -72,10 +67,8 @@ def pack(
 ) -> dict[str, int]:
     """Write all images of the source into `folder`; return counts of images, bytes, shards, kept shards, broken.
 
-    `progress` hears how many images were done.
-
-    Raises:
-        DataError: a folder that holds another pack, too many broken images, a full disk.
+    `progress` hears how many images were done. Raises DataError for a folder that holds another pack, for too many
+    broken images and for a full disk.
     """
     folder.mkdir(parents=True, exist_ok=True)
     _begin(source, folder, split, packing)
@@ -113,7 +106,7 @@ def _begin(source: Source, folder: Path, split: str, packing: Packing) -> None:
     path = folder / f"{split}.pack.json"
     if path.exists():
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = parse_json(read_text(path))
         except (OSError, ValueError):
             found = {}
         if found != plan:
@@ -126,34 +119,23 @@ def _begin(source: Source, folder: Path, split: str, packing: Packing) -> None:
 
 
 def _prepare(source: Source, index: int, packing: Packing) -> _Packed:
-    label = int(source.labels[index])
+    label, encoded = int(source.labels[index]), None
     try:
-        return _packed(source, index, packing, label)
+        if packing.to != "raw":
+            encoded = source.read_bytes(index)
+            if encoded is not None and _stays(encoded, packing.resize):
+                return _Packed(label, encoded, _suffix(encoded, lambda: source.name_of(index)))
+        image = _smaller(source.read(index), packing.resize)
     except DataError as error:
-        return _Packed(label, broken=Broken(index, image_name(source, index), str(error)))
-
-
-def _packed(source: Source, index: int, packing: Packing, label: int) -> _Packed:
-    read_bytes: Callable[[int], bytes] | None = getattr(source, "read_bytes", None)
-    encoded = read_bytes(index) if read_bytes else None
+        return _Packed(label, broken=Broken(index, source.name_of(index), str(error)))
     if packing.to == "raw":
-        image = _smaller(_decoded(source, index, encoded), packing.resize)
         return _Packed(label, image.tobytes(), "", image.shape[:2])
-    if encoded is not None and _stays(encoded, packing.resize):
-        return _Packed(label, encoded, _suffix(encoded, lambda: image_name(source, index)))
-    image = _smaller(_decoded(source, index, encoded), packing.resize)
     # Pixels that were never compressed with loss stay that way unless the user asks for a quality.
     kind = "JPEG" if encoded is not None or packing.quality else "PNG"
     out = io.BytesIO()
     pil = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
     pil.save(out, kind, **({"quality": packing.quality or QUALITY} if kind == "JPEG" else {}))
     return _Packed(label, out.getvalue(), "jpg" if kind == "JPEG" else "png")
-
-
-def _decoded(source: Source, index: int, encoded: bytes | None) -> NDArray[np.uint8]:
-    if encoded is None:
-        return source.read(index)
-    return decode_image(encoded, source.channels, lambda: image_name(source, index))
 
 
 def _stays(encoded: bytes, short_side: int) -> bool:
@@ -164,7 +146,7 @@ def _stays(encoded: bytes, short_side: int) -> bool:
     return header is not None and header.whole and min(header.height, header.width) <= short_side
 
 
-def _smaller(image: NDArray[np.uint8], short_side: int) -> NDArray[np.uint8]:
+def _smaller(image: Pixels, short_side: int) -> Pixels:
     height, width, _ = image.shape
     if not short_side or min(height, width) <= short_side:
         return image

@@ -31,13 +31,11 @@ from megabatch.data.sources import (
     Source,
     Split,
     checked_labels,
-    existing_folder,
+    files_of_set,
     in_memory,
 )
 from megabatch.data.storage import FileStamp, LocalFiles
 from megabatch.errors import DataError
-
-__all__ = ["ParquetImages", "choose_files", "open_parquet"]
 
 ENCODED_BYTES = 256 * 2**20
 """Row groups are cached up to so much at least: with fewer, threads that read side by side would drop each other's."""
@@ -52,16 +50,13 @@ class ParquetImages(EncodedImages):
         self,
         name: str,
         files: list[Path],
-        *,
         channels: int,
         num_classes: int | None,
         image_column: str,
         label_column: str,
         memory_limit_bytes: int,
     ) -> None:
-        self.name = name
-        self.channels = channels
-        self._column = image_column
+        self.name, self.channels, self._column = name, channels, image_column
         columns = f"{image_column} {label_column}"
         stamps = LocalFiles(files).stamps
         index = cached_index(
@@ -76,8 +71,7 @@ class ParquetImages(EncodedImages):
         self._metadata: dict[Path, Any] = {}
         self.labels, self.num_classes = checked_labels(name, index.labels, num_rows, num_classes)
         self._cached: OrderedDict[int, Any] = OrderedDict()  # row group -> encoded images, longest unused first
-        self._cached_bytes = 0
-        self._limit_bytes = memory_limit_bytes
+        self._cached_bytes, self._limit_bytes = 0, memory_limit_bytes
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -85,9 +79,6 @@ class ParquetImages(EncodedImages):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state | {"_lock": threading.Lock()})
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     def read_bytes(self, index: int) -> bytes:
         group, row = self._place(index)
@@ -97,19 +88,15 @@ class ParquetImages(EncodedImages):
         return bytes(encoded)
 
     def name_of(self, index: int) -> str:
-        group, row = self._place(index)
-        file, _ = self._groups[group]
-        return f"in row {self._row_in_file(group) + row} of {file}"
+        group, _ = self._place(index)
+        file, group_in_file = self._groups[group]
+        first_row_of_file = int(self._starts[group - group_in_file])
+        return f"in row {index - first_row_of_file} of {file}"
 
     def _place(self, index: int) -> tuple[int, int]:
         """The row group of an image, and its row within that."""
         group = int(np.searchsorted(self._starts, index, side="right")) - 1
         return group, index - int(self._starts[group])
-
-    def _row_in_file(self, group: int) -> int:
-        """The first row of a row group, counted from the start of its file."""
-        _, group_in_file = self._groups[group]
-        return int(self._starts[group] - self._starts[group - group_in_file])
 
     def _row_group(self, group: int) -> Any:
         """The encoded images of a row group as an Arrow array, from memory when they are cached."""
@@ -126,6 +113,8 @@ class ParquetImages(EncodedImages):
         except (OSError, pa.ArrowException) as error:
             raise DataError(f"cannot read row group {group_in_file} of {file}: {error}; fetch it again") from error
         encoded = pc.struct_field(table.column(self._column), "bytes")
+        if len(encoded) != (stated := int(self._starts[group + 1] - self._starts[group])):
+            raise DataError(f"row group {group_in_file} of {file} has {len(encoded)} rows of {stated}; fetch it again")
         with self._lock:
             if group not in self._cached:
                 self._cached[group] = encoded
@@ -148,23 +137,14 @@ def open_parquet(
 ) -> Source:
     """The images of a folder of parquet files, or of one file; in memory when small and of one size."""
     files, group = choose_files(path, split)
-    images = ParquetImages(
-        f"{path.stem} {group}",
-        files,
-        channels=channels,
-        num_classes=num_classes,
-        image_column=image_column,
-        label_column=label_column,
-        memory_limit_bytes=max(memory_limit_bytes, ENCODED_BYTES),
-    )
+    name, limit = f"{path.stem} {group}", max(memory_limit_bytes, ENCODED_BYTES)
+    images = ParquetImages(name, files, channels, num_classes, image_column, label_column, limit)
     return in_memory(images, memory_limit_bytes)
 
 
 def choose_files(path: Path, split: Split) -> tuple[list[Path], str]:
     """The files of a split, sorted by name, and the first word of their names; see the head of this file."""
-    files = [path] if path.is_file() else sorted(existing_folder(path).glob("*.parquet"))
-    if not files:
-        raise DataError(f"{path} has no *.parquet files; give the folder that holds them")
+    files = files_of_set(path, "parquet")
     groups: dict[str, list[Path]] = {}
     for file in files:
         first_word = re.split(r"[-_.0-9]", file.stem.lower(), maxsplit=1)[0]
@@ -205,8 +185,14 @@ def _inspect(file: Path, image_column: str, label_column: str) -> tuple[Any, NDA
         with pq.ParquetFile(file) as opened:
             schema, metadata = opened.schema_arrow, opened.metadata
             found = ", ".join(f"{field.name}: {field.type}" for field in schema)
-            image = schema.field(image_column).type if image_column in schema.names else None
-            if image is None or not pa.types.is_struct(image) or image.get_field_index("bytes") < 0:
+            for column in (image_column, label_column):
+                if (count := schema.names.count(column)) > 1:
+                    raise DataError(f"{file} has {count} columns '{column}'; write it again with one")
+            image = schema.field(image_column).type if image_column in schema.names else pa.null()
+            # A struct with two fields of the name has no index for it.
+            place = image.get_field_index("bytes") if pa.types.is_struct(image) else -1
+            content = image.field(place).type if place >= 0 else pa.null()
+            if not (pa.types.is_binary(content) or pa.types.is_large_binary(content)):
                 raise DataError(
                     f"{file} has no column '{image_column}: struct{{bytes, path}}' (found: {found}); "
                     "name it with image_column"
@@ -216,6 +202,9 @@ def _inspect(file: Path, image_column: str, label_column: str) -> tuple[Any, NDA
                     f"{file} has no column '{label_column}' of integers (found: {found}); name it with label_column"
                 )
             labels = opened.read(columns=[label_column], use_threads=False).column(label_column)
+            counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+            if min(counts, default=0) < 0 or sum(counts) != len(labels):
+                raise DataError(f"{file} has {len(labels)} rows in groups of {sum(counts)} in all; fetch it again")
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"cannot read {file} as parquet: {error}; fetch it again") from error
     if labels.null_count:

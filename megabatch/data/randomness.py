@@ -19,7 +19,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["epoch_order", "keyed_bits", "keyed_uniforms", "splitmix64", "stream"]
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 _MASK = (1 << 64) - 1
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -29,7 +30,7 @@ _ONE, _SHIFT_11, _SHIFT_27, _SHIFT_30, _SHIFT_31 = (np.uint64(k) for k in (1, 11
 
 
 @lru_cache(maxsize=2)
-def epoch_order(seed: int, epoch: int, num_samples: int) -> NDArray[np.int64]:
+def epoch_order(seed: int, epoch: int, num_samples: int) -> Ints:
     """The order of all images in one epoch, as a permutation of 0 .. num_samples - 1 (read-only)."""
     keys = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)).random_raw(num_samples)
     # A stable sort makes the order well defined even if two keys are equal.
@@ -38,7 +39,7 @@ def epoch_order(seed: int, epoch: int, num_samples: int) -> NDArray[np.int64]:
     return order
 
 
-def stream(seed: int, num_samples: int, start: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def stream(seed: int, num_samples: int, start: int, count: int) -> tuple[Ints, Ints]:
     """Images `start` to `start + count` of all epochs laid end to end, as (epoch, sample) for each of them."""
     epochs = np.empty(count, dtype=np.int64)
     samples = np.empty(count, dtype=np.int64)
@@ -52,9 +53,7 @@ def stream(seed: int, num_samples: int, start: int, count: int) -> tuple[NDArray
     return epochs, samples
 
 
-def keyed_bits(
-    seed: int, epochs: NDArray[np.int64] | int, samples: NDArray[np.int64], count: int
-) -> NDArray[np.uint64]:
+def keyed_bits(seed: int, epochs: Ints | int, samples: Ints, count: int) -> NDArray[np.uint64]:
     """The first `count` draws of 64 random bits for each sample, [n, count]; see the head of this file.
 
     `seed`, `epochs` (one, or one for each sample) and `samples` are not negative; the seed is below 2**64.
@@ -65,9 +64,7 @@ def keyed_bits(
     return _outputs(state[:, None], np.arange(count, dtype=np.uint64))
 
 
-def keyed_uniforms(
-    seed: int, epochs: NDArray[np.int64] | int, samples: NDArray[np.int64], count: int
-) -> NDArray[np.float64]:
+def keyed_uniforms(seed: int, epochs: Ints | int, samples: Ints, count: int) -> Floats:
     """The first `count` draws for each sample, uniform on [0, 1) in steps of 2**-53, [n, count]."""
     bits = keyed_bits(seed, epochs, samples, count)
     bits >>= _SHIFT_11

@@ -8,21 +8,23 @@ back when others need it. `megabatch data pack --to raw --resize 256` writes suc
 from __future__ import annotations
 
 import io
-import zipfile
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from megabatch.data.index import read_arrays
+from megabatch.data.jpeg import Pixels
 from megabatch.data.sources import MissingSplitError, Source, Split, checked_labels, existing_folder
 from megabatch.errors import DataError
-from megabatch.files import write_atomically
+from megabatch.files import open_regular, write_atomically
 
-__all__ = ["RawImages", "open_raw", "raw_files", "write_raw_table"]
+_MAX_SIDE = 2**24
 
 
-class RawImages:
+class RawImages(Source):
     """The images of raw files; reading one is a view of the mapped file."""
 
     def __init__(self, name: str, files: list[Path], num_classes: int | None) -> None:
@@ -39,9 +41,6 @@ class RawImages:
         self.labels, self.num_classes = checked_labels(name, labels, len(self._offsets), num_classes)
         self._maps = [np.memmap(file, dtype=np.uint8, mode="r") for file in files]
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_maps": []}  # another process maps the files itself
 
@@ -49,16 +48,19 @@ class RawImages:
         self.__dict__.update(state)
         self._maps = [np.memmap(file, dtype=np.uint8, mode="r") for file in self._files]
 
-    def read(self, index: int) -> NDArray[np.uint8]:
-        file = int(np.searchsorted(self._starts, index, side="right")) - 1
+    def read(self, index: int) -> Pixels:
+        file = self._file_of(index)
         height, width = (int(side) for side in self._shapes[index])
         start = int(self._offsets[index])
         pixels = self._maps[file][start : start + height * width * self.channels]
         return pixels.reshape(height, width, self.channels).view(np.ndarray)
 
     def name_of(self, index: int) -> str:
-        file = int(np.searchsorted(self._starts, index, side="right")) - 1
+        file = self._file_of(index)
         return f"{index - int(self._starts[file])} of {self._files[file]}"
+
+    def _file_of(self, index: int) -> int:
+        return int(np.searchsorted(self._starts, index, side="right")) - 1
 
 
 def open_raw(path: Path, split: Split, *, num_classes: int | None = None) -> Source:
@@ -91,12 +93,22 @@ def _table(file: Path) -> dict[str, NDArray[Any]]:
     """The table of a raw file, checked against the file's size."""
     beside = file.with_suffix(".npz")
     try:
-        with open(beside, "rb") as opened, np.load(opened, allow_pickle=False) as stored:
-            table = {name: stored[name] for name in ("channels", "shapes", "offsets", "labels")}
-        needed = int(table["shapes"].astype(np.int64).prod(axis=1).sum()) * int(table["channels"])
-        found = file.stat().st_size
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        with open_regular(beside) as opened:
+            stored = read_arrays(opened)
+        table = {name: stored[name] for name in ("channels", "shapes", "offsets", "labels")}
+        with open_regular(file) as opened:
+            found = os.fstat(opened.fileno()).st_size
+    except (OSError, ValueError, KeyError) as error:
         raise DataError(f"cannot read {beside}: {error}; pack the set again") from error
-    if found != needed:
-        raise DataError(f"{file} has {found} bytes, its table asks for {needed}; fetch it again")
+    channels, shapes, offsets = (table[name] for name in ("channels", "shapes", "offsets"))
+    kinds = channels.dtype.kind + shapes.dtype.kind + offsets.dtype.kind
+    if kinds.strip("iu") or channels.shape != () or channels not in (1, 3) or shapes.shape != (*offsets.shape, 2):
+        raise DataError(f"{beside} is no table of sizes and offsets; pack the set again")
+    if shapes.size and not 1 <= shapes.min() <= shapes.max() <= _MAX_SIDE:
+        raise DataError(f"{beside} has an image of no possible size; pack the set again")
+    sizes = shapes.astype(np.int64).prod(axis=1) * int(channels)
+    if found != sizes.sum():
+        raise DataError(f"{file} has {found} bytes, its table asks for {sizes.sum()}; fetch it again")
+    if not np.array_equal(offsets, np.cumsum(sizes) - sizes):
+        raise DataError(f"{beside} has offsets that are not those of images one after the other; pack the set again")
     return table

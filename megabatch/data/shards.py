@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -37,33 +38,13 @@ from megabatch.data.sources import (
     Source,
     Split,
     checked_labels,
-    existing_folder,
+    files_of_set,
     in_memory,
 )
 from megabatch.data.storage import BLOCK_BYTES as REMOTE_BLOCK_BYTES
-from megabatch.data.storage import (
-    CACHE_LIMIT_BYTES,
-    BlockCache,
-    LocalFiles,
-    RemoteFiles,
-    Storage,
-    default_cache,
-    file_system,
-)
+from megabatch.data.storage import CACHE_LIMIT_BYTES, BlockCache, LocalFiles, RemoteFiles, Storage, file_system
 from megabatch.errors import DataError
-
-__all__ = [
-    "BLOCK_BYTES",
-    "Member",
-    "TarImages",
-    "index_shards",
-    "list_members",
-    "open_remote_tar",
-    "open_tar",
-    "split_of_names",
-    "tar_files",
-    "tar_header",
-]
+from megabatch.files import default_cache, parse_json
 
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
 LABEL_SUFFIXES = ("cls", "json")
@@ -76,7 +57,7 @@ _REGULAR, _FOLDER = (b"0", b"\0", b"7"), b"5"
 _PAX, _PAX_GLOBAL, _LONG_NAME, _LONG_LINK = b"x", b"g", b"L", b"K"
 
 
-class Member(NamedTuple):
+class TarMember(NamedTuple):
     """A regular file inside a tar file; `offset` is where its content begins."""
 
     name: str
@@ -92,9 +73,6 @@ class TarImages(EncodedImages):
         self.channels = channels
         self.labels, self.num_classes = checked_labels(name, index.labels, len(index.offsets), num_classes)
         self._storage, self._index = storage, index
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     def read_bytes(self, index: int) -> bytes:
         where = self._index
@@ -132,12 +110,7 @@ def open_remote_tar(
     cache_limit_bytes: int = CACHE_LIMIT_BYTES,
     block_bytes: int = REMOTE_BLOCK_BYTES,
 ) -> Source:
-    """The images of the tar shards in a remote folder.
-
-    Raises:
-        ConfigError: no file system for such addresses is installed.
-        DataError: nothing there, or shards that are damaged.
-    """
+    """The images of the tar shards in a remote folder."""
     protocol, _, folder = address.partition("://")
     system = file_system(protocol)
     try:
@@ -159,9 +132,7 @@ def open_remote_tar(
 
 def tar_files(path: Path, split: Split) -> list[Path]:
     """The shards of a split in a folder, sorted by name; or the one shard that was given."""
-    files = [path] if path.is_file() else sorted(existing_folder(path).glob("*.tar"))
-    if not files:
-        raise DataError(f"{path} has no *.tar files; give the folder that holds the shards")
+    files = files_of_set(path, "tar")
     names = split_of_names([file.name for file in files], split, str(path))
     return [file for file in files if file.name in names]
 
@@ -177,18 +148,13 @@ def split_of_names(names: Sequence[str], split: Split, place: str) -> set[str]:
         if found := {name for name in names if word in words[name]}:
             return found
     if any(words[name] & {w for known in SPLIT_WORDS.values() for w in known} for name in names):
-        wanted = " or ".join(SPLIT_WORDS[split])
-        found_names = ", ".join(names[:5])
-        raise MissingSplitError(f"{place} has no shard with {wanted} in its name (found: {found_names}); rename them")
+        wanted, shown = " or ".join(SPLIT_WORDS[split]), ", ".join(names[:5])
+        raise MissingSplitError(f"{place} has no shard with {wanted} in its name (found: {shown}); rename them")
     return set(names)
 
 
 def index_shards(storage: Storage, threads: int = 4) -> ShardIndex:
-    """Reads the headers and the labels of all shards.
-
-    Raises:
-        DataError: a damaged shard, an image without a label, a label without an image, a label that is no integer.
-    """
+    """Reads the headers and the labels of all shards; DataError unless each image has a label that is an integer."""
     with ThreadPoolExecutor(threads) as pool:
         found = list(pool.map(lambda file: _samples(storage, file), range(len(storage.stamps))))
     counts = [len(samples) for samples in found]
@@ -215,7 +181,9 @@ def _remote_index(storage: RemoteFiles, folder: str, split: str) -> ShardIndex:
 def _samples(storage: Storage, file: int) -> list[tuple[int, int, int]]:
     """(offset, length, label) of each sample of a shard."""
     rows = []
-    for key, members in _by_sample(list_members(storage, file)):
+    named = ((*_key_and_suffix(member), member) for member in list_members(storage, file))
+    for key, run in groupby((one for one in named if one[0]), key=itemgetter(0)):
+        members = [(suffix, member) for _, suffix, member in run]
         where = f"{storage.place(file)}, sample '{key}'"
         images = [member for suffix, member in members if suffix in IMAGE_SUFFIXES]
         labels = [(suffix, member) for suffix, member in members if suffix in LABEL_SUFFIXES]
@@ -231,22 +199,11 @@ def _samples(storage: Storage, file: int) -> list[tuple[int, int, int]]:
     return rows
 
 
-def _by_sample(members: Iterable[Member]) -> Iterable[tuple[str, list[tuple[str, Member]]]]:
-    """Runs of members with the same key, each with its lower-case suffix; hidden members are passed over."""
-    key, run = "", list[tuple[str, Member]]()
-    for member in members:
-        path = PurePosixPath(member.name)
-        stem, _, suffix = path.name.partition(".")
-        if not stem:
-            continue
-        of_member = str(path.with_name(stem))
-        if run and of_member != key:
-            yield key, run
-            run = []
-        key = of_member
-        run.append((suffix.lower(), member))
-    if run:
-        yield key, run
+def _key_and_suffix(member: TarMember) -> tuple[str, str]:
+    """The name of the sample that a member belongs to, empty for a hidden member, and its lower-case suffix."""
+    path = PurePosixPath(member.name)
+    stem, _, suffix = path.name.partition(".")
+    return str(path.with_name(stem)) if stem else "", suffix.lower()
 
 
 def _label(content: bytes, suffix: str, where: str) -> int:
@@ -254,25 +211,21 @@ def _label(content: bytes, suffix: str, where: str) -> int:
     shown = content[:40].decode("utf-8", "replace").strip()
     try:
         if suffix == "cls":
-            return int(content.decode("ascii").strip())
-        table = json.loads(content)
-        value = table["label"] if "label" in table else table["cls"]
-        if not isinstance(value, int) or isinstance(value, bool):
+            value = int(content.decode("ascii").strip())
+        else:
+            table = parse_json(content)
+            value = table["label"] if "label" in table else table["cls"]
+        if not isinstance(value, int) or isinstance(value, bool) or not -(2**63) <= value < 2**63:
             raise TypeError
         return value
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         raise DataError(f"{where} has the label '{shown}' in .{suffix}; an integer from 0 is needed") from None
 
 
-def list_members(storage: Storage, file: int) -> Iterator[Member]:
-    """The regular files of a tar file in their order; folders are passed over.
-
-    Raises:
-        DataError: not a tar file, a damaged header, a member that is a link, or a file that ends too early.
-    """
+def list_members(storage: Storage, file: int) -> Iterator[TarMember]:
+    """The regular files of a tar file in their order, folders passed over; DataError for a damaged file or a link."""
     place, total = storage.place(file), storage.stamps[file].num_bytes
-    window, window_start = b"", 0
-    at = 0
+    window, window_start, at = b"", 0, 0
     said: dict[str, str] = {}  # what an extension says about the next member
     while True:
         if not window_start <= at <= at + BLOCK_BYTES <= window_start + len(window):
@@ -296,7 +249,7 @@ def list_members(storage: Storage, file: int) -> Iterator[Member]:
                 "fetch it again"
             )
         if kind in _REGULAR:
-            yield Member(name, content, num_bytes)
+            yield TarMember(name, content, num_bytes)
         elif kind not in (_FOLDER, _PAX, _PAX_GLOBAL, _LONG_NAME, _LONG_LINK):
             raise DataError(f"{place} has {name}, a link or a device; images must be regular members: pack it again")
 
@@ -335,6 +288,10 @@ def _name_and_size(block: bytes, place: str, at: int) -> tuple[str, int]:
     return name.partition(b"\0")[0].decode("utf-8", "replace"), num_bytes
 
 
+def _is_count(text: bytes) -> bool:
+    return text.isdigit() and len(text) < 19  # fits 64 bits
+
+
 def _extension(content: bytes, kind: bytes, place: str, at: int) -> dict[str, str]:
     """The name and the size that a long-name member or a pax record gives to the next member."""
     if kind == _LONG_NAME:
@@ -343,10 +300,10 @@ def _extension(content: bytes, kind: bytes, place: str, at: int) -> dict[str, st
     damaged = DataError(f"{place} has a damaged pax record at byte {at}; fetch it again")
     while content:  # "LENGTH KEY=VALUE\n", the length of the whole record
         length, blank, _ = content.partition(b" ")
-        if not blank or not length.isdigit() or not len(length) < int(length) <= len(content):
+        if not blank or not _is_count(length) or not len(length) < int(length) <= len(content):
             raise damaged
         key, _, value = content[len(length) + 1 : int(length) - 1].partition(b"=")
-        if key == b"size" and not value.isdigit():
+        if key == b"size" and not _is_count(value):
             raise damaged
         if key in (b"path", b"size"):
             found[key.decode()] = value.decode("utf-8", "replace")

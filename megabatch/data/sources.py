@@ -1,9 +1,8 @@
 """What a set of labelled images must offer, what the kinds of sets share, and fixed parts of a set.
 
-A new kind joins by offering `Source`, passing the shared suite in the tests and getting a line in
-`megabatch.data.formats`. A kind that stores encoded images also offers `HasBytes`, so that only what is wanted of an
-image is decoded. Images are random access: the order of training, its sharding over ranks and its resumption are
-decided elsewhere, from indices alone.
+A new kind joins as a `Source`, passing the shared suite in the tests and getting a line in `megabatch.data.formats`.
+Images are random access: the order of training, its sharding over ranks and its resumption are decided elsewhere, from
+indices alone.
 
 Studies on few cores use a part of a set. All images are laid in one fixed order whose every beginning and end has the
 set's own mix of classes. A limited training set is a beginning of it and held-out images are an end, so that the two
@@ -13,34 +12,19 @@ never meet, and neither depends on the seed of a run: runs that differ in their 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from PIL import Image
 
 from megabatch.data.decode import decode_image
+from megabatch.data.jpeg import Pixels
+from megabatch.data.randomness import Ints
 from megabatch.errors import DataError
 from megabatch.machine import usable_cores
-
-__all__ = [
-    "MEMORY_LIMIT_BYTES",
-    "EncodedImages",
-    "ImageArray",
-    "MissingSplitError",
-    "Source",
-    "Split",
-    "check_same_classes",
-    "checked_labels",
-    "downscale",
-    "existing_folder",
-    "image_name",
-    "in_memory",
-    "limit_and_hold_out",
-]
 
 Split = Literal["train", "val"]
 
@@ -48,6 +32,7 @@ MEMORY_LIMIT_BYTES = 512 * 2**20
 """A set of one image size that needs no more than this is decoded once and stays in memory (CIFAR-10: 147 MiB)."""
 
 _CHUNK_IMAGES = 256
+_MAX_CLASSES = 2**24  # every class costs a row of weights, and a count
 _ORDER_KEY = 0x6D656761  # any constant: the order is part of what a study says it measured
 
 
@@ -55,51 +40,44 @@ class MissingSplitError(DataError):
     """A set without a trace of the split that was asked for; the other split may well be there."""
 
 
-class Source(Protocol):
+class Source(abc.ABC):
     """Labelled images with random access; safe to read from several threads at once."""
 
     name: str  # for people and for the run's records
     num_classes: int
     channels: int  # 1 or 3
-    labels: NDArray[np.int64]  # one for each image, all in 0 .. num_classes - 1
+    labels: Ints  # one for each image, all in 0 .. num_classes - 1
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return len(self.labels)
 
-    def read(self, index: int) -> NDArray[np.uint8]:
+    @abc.abstractmethod
+    def read(self, index: int) -> Pixels:
         """The decoded image, [height, width, channels]; DataError naming it when it is unreadable."""
 
+    def read_bytes(self, index: int) -> bytes | None:
+        """The image as it is stored (JPEG, PNG or WebP), DataError when it is unreadable; None if stored as pixels."""
+        return None
 
-@runtime_checkable
-class HasBytes(Protocol):
-    """A source that can hand out its images as they are stored: JPEG, PNG or WebP."""
-
-    def read_bytes(self, index: int) -> bytes: ...
-
-    def name_of(self, index: int) -> str: ...
-
-
-class EncodedImages(abc.ABC):
-    """A source that knows where the bytes are; decoding them is the same for all kinds."""
-
-    channels: int
-
-    @abc.abstractmethod
-    def read_bytes(self, index: int) -> bytes:
-        """The encoded image; DataError naming it when it cannot be had."""
-
-    @abc.abstractmethod
     def name_of(self, index: int) -> str:
         """Which image it is, for people: a path, or a member and its shard."""
+        return f"{index} of {self.name}"
 
-    def read(self, index: int) -> NDArray[np.uint8]:
-        """The decoded image, [height, width, channels]; DataError naming it when it is unreadable."""
+
+class EncodedImages(Source):
+    """A source that knows where the bytes are; decoding them is the same for all kinds."""
+
+    @abc.abstractmethod
+    def read_bytes(self, index: int) -> bytes: ...
+
+    def read(self, index: int) -> Pixels:
         return decode_image(self.read_bytes(index), self.channels, lambda: self.name_of(index))
 
 
-class ImageArray:
+class ImageArray(Source):
     """A source whose images all have one size and lie decoded in memory."""
 
-    def __init__(self, name: str, images: NDArray[np.uint8], labels: ArrayLike, num_classes: int | None = None) -> None:
+    def __init__(self, name: str, images: Pixels, labels: ArrayLike, num_classes: int | None = None) -> None:
         assert images.dtype == np.uint8
         assert images.ndim == 4
         assert images.shape[3] in (1, 3)
@@ -110,18 +88,9 @@ class ImageArray:
         self.images = np.ascontiguousarray(images).view()
         self.images.flags.writeable = False
 
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def read(self, index: int) -> NDArray[np.uint8]:
-        image: NDArray[np.uint8] = self.images[index]
+    def read(self, index: int) -> Pixels:
+        image: Pixels = self.images[index]
         return image
-
-
-def image_name(source: Source, index: int) -> str:
-    """Which image it is, for people."""
-    name_of: Callable[[int], str] | None = getattr(source, "name_of", None)
-    return name_of(index) if name_of else f"{index} of {source.name}"
 
 
 def check_same_classes(train: Source, val: Source) -> None:
@@ -135,9 +104,7 @@ def check_same_classes(train: Source, val: Source) -> None:
             )
 
 
-def checked_labels(
-    name: str, labels: ArrayLike, num_images: int, num_classes: int | None
-) -> tuple[NDArray[np.int64], int]:
+def checked_labels(name: str, labels: ArrayLike, num_images: int, num_classes: int | None) -> tuple[Ints, int]:
     """The labels as int64 and the number of classes (given, or the largest label + 1).
 
     Raises DataError, naming the first offending index and value, unless there is one label for each image
@@ -159,7 +126,7 @@ def checked_labels(
         )
     if given.dtype.kind not in "iu":
         raise DataError(f"the label at index 0 of {name} is {given[0]!r}; labels must be integers from 0")
-    top = int(given.max()) + 1 if num_classes is None else num_classes
+    top = min(int(given.max()) + 1, _MAX_CLASSES) if num_classes is None else num_classes
     wrong = np.flatnonzero((given < 0) | (given >= top))
     if wrong.size:
         index = int(wrong[0])
@@ -212,36 +179,33 @@ def existing_folder(path: Path) -> Path:
     return path
 
 
-class Subset:
+def files_of_set(path: Path, suffix: str) -> list[Path]:
+    """The file that was given, or the files of that suffix in the folder, sorted by name; DataError for none."""
+    files = [path] if path.is_file() else sorted(existing_folder(path).glob(f"*.{suffix}"))
+    if not files:
+        raise DataError(f"{path} has no *.{suffix} files; give the folder that holds them")
+    return files
+
+
+class Subset(Source):
     """The images of `source` at `indices`, in that order."""
 
-    def __init__(self, name: str, source: Source, indices: NDArray[np.int64]) -> None:
-        self.name = name
-        self.num_classes = source.num_classes
-        self.channels = source.channels
+    def __init__(self, name: str, source: Source, indices: Ints) -> None:
+        self.name, self.num_classes, self.channels = name, source.num_classes, source.channels
         self.labels = source.labels[indices]
-        self._source = source
-        self._indices = indices
+        self._source, self._indices = source, indices
 
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def read(self, index: int) -> NDArray[np.uint8]:
+    def read(self, index: int) -> Pixels:
         return self._source.read(int(self._indices[index]))
 
-    def name_of(self, index: int) -> str:
-        return image_name(self._source, int(self._indices[index]))
-
-
-class EncodedSubset(Subset):
-    """A part of a source of encoded images, which hands out their bytes as the source does."""
-
-    def read_bytes(self, index: int) -> bytes:
-        assert isinstance(self._source, HasBytes)
+    def read_bytes(self, index: int) -> bytes | None:
         return self._source.read_bytes(int(self._indices[index]))
 
+    def name_of(self, index: int) -> str:
+        return self._source.name_of(int(self._indices[index]))
 
-def mixed_order(labels: NDArray[np.int64]) -> NDArray[np.int64]:
+
+def mixed_order(labels: Ints) -> Ints:
     """A permutation of the images in which every beginning and every end has each class in its share, within one."""
     keys = np.random.Philox(key=np.array([_ORDER_KEY, 0], dtype=np.uint64)).random_raw(len(labels))
     shuffled = np.argsort(keys, kind="stable")
@@ -291,7 +255,7 @@ def downscale(source: Source, image_size: int) -> Source:
     return ImageArray(f"{source.name} at {image_size} px", small, decoded.labels, decoded.num_classes)
 
 
-def _taken(name: str, source: Source, indices: NDArray[np.int64]) -> Source:
+def _taken(name: str, source: Source, indices: Ints) -> Source:
     if isinstance(source, ImageArray):
         return ImageArray(name, source.images[indices], source.labels[indices], source.num_classes)
-    return in_memory((EncodedSubset if isinstance(source, HasBytes) else Subset)(name, source, indices))
+    return in_memory(Subset(name, source, indices))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import stat
 import threading
 from functools import cached_property
 from pathlib import Path
@@ -19,29 +20,10 @@ from typing import Any, NamedTuple, Protocol
 from megabatch.errors import ConfigError, DataError, WriteError
 from megabatch.files import write_atomically
 
-__all__ = [
-    "BlockCache",
-    "FileStamp",
-    "LocalFiles",
-    "RemoteFiles",
-    "Storage",
-    "default_cache",
-    "file_system",
-    "is_remote",
-]
-
 MAX_OPEN_FILES = 512
 BLOCK_BYTES = 4 * 2**20
 CACHE_LIMIT_BYTES = 200 * 10**9
 _VERSION_KEYS = ("ETag", "etag", "LastModified", "last_modified", "mtime", "updated", "created", "md5Hash", "ino")
-
-
-def default_cache() -> Path:
-    """$MEGABATCH_DATA, else $XDG_CACHE_HOME/megabatch, else ~/.cache/megabatch: where sets and indexes are cached."""
-    if chosen := os.environ.get("MEGABATCH_DATA"):
-        return Path(chosen).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "megabatch"
 
 
 class FileStamp(NamedTuple):
@@ -81,6 +63,8 @@ class LocalFiles:
                 found = path.stat()
             except OSError as error:
                 raise DataError(f"cannot read {path}: {error.strerror}; restore it") from error
+            if not stat.S_ISREG(found.st_mode):  # reading a pipe would block for ever
+                raise DataError(f"cannot read {path}: it is not an ordinary file; restore it")
             stamps.append(FileStamp(path.name, found.st_size, str(found.st_mtime_ns)))
         self.stamps = tuple(stamps)
 
@@ -105,7 +89,10 @@ class LocalFiles:
             if descriptor is not None:
                 return _pread(descriptor, offset, num_bytes)
             descriptor = os.open(self._paths[file], os.O_RDONLY | os.O_CLOEXEC)
-            stays_open = self._remember(file, descriptor)
+            with self._lock:
+                stays_open = file not in self._open and len(self._open) < MAX_OPEN_FILES
+                if stays_open:
+                    self._open[file] = descriptor
             try:
                 return _pread(descriptor, offset, num_bytes)
             finally:
@@ -113,13 +100,6 @@ class LocalFiles:
                     os.close(descriptor)
         except OSError as error:
             raise DataError(f"cannot read {self._paths[file]}: {error.strerror}; restore it") from error
-
-    def _remember(self, file: int, descriptor: int) -> bool:
-        with self._lock:
-            if file in self._open or len(self._open) >= MAX_OPEN_FILES:
-                return False
-            self._open[file] = descriptor
-            return True
 
 
 class BlockCache:

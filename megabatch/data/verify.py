@@ -9,7 +9,6 @@ checksums of whole files are compared by `megabatch data verify --checksums`.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -17,23 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from megabatch.data.broken_images import Broken
+from megabatch.data.batches import Broken
 from megabatch.data.formats import files_of
-from megabatch.data.sources import Source, Split, image_name
+from megabatch.data.randomness import Ints
+from megabatch.data.sources import Source, Split
 from megabatch.errors import DataError
-from megabatch.files import write_json
-
-__all__ = [
-    "Findings",
-    "check_manifest",
-    "compare_checksums",
-    "labels_sha256",
-    "manifest_path",
-    "verify",
-    "write_manifest",
-]
+from megabatch.files import open_regular, parse_json, read_text, write_json
 
 FORMAT = 1
 EDGE_BYTES = 64 * 1024
@@ -46,13 +35,12 @@ class Findings:
     """What a look at every image brought. Sizes are height x width."""
 
     num_images: int
-    class_counts: NDArray[np.int64]
+    class_counts: Ints
     smallest: tuple[int, int]
     largest: tuple[int, int]
     broken: tuple[Broken, ...]
 
     def as_table(self) -> dict[str, Any]:
-        """For JSON."""
         return {
             "images": self.num_images,
             "classes": len(self.class_counts),
@@ -75,7 +63,7 @@ def verify(source: Source, jobs: int, progress: Callable[[int], None] = lambda c
                 height, width, _ = source.read(index).shape
                 sizes.append((height, width))
             except DataError as error:
-                broken.append(Broken(index, image_name(source, index), str(error)))
+                broken.append(Broken(index, source.name_of(index), str(error)))
         return sizes, broken
 
     smallest, largest, all_broken = (2**31, 2**31), (0, 0), list[Broken]()
@@ -116,11 +104,7 @@ def write_manifest(kind: str, path: Path, split: Split, source: Source, findings
 
 
 def check_manifest(kind: str, path: Path, split: Split, source: Source) -> str:
-    """Compare a set with its manifest, if it has one; returns a line for the log, or an empty one.
-
-    Raises:
-        DataError: what differs.
-    """
+    """Compare a set with its manifest, if it has one; returns a line for the log, or an empty one. Raises DataError."""
     place = manifest_path(path, split)
     if not place.is_file():
         return ""
@@ -157,9 +141,11 @@ def labels_sha256(source: Source) -> str:
 
 def _read(place: Path) -> dict[str, Any]:
     try:
-        table = json.loads(place.read_text(encoding="utf-8"))
-        if table["format"] != FORMAT or not isinstance(table["files"], list):
+        table = parse_json(read_text(place))
+        if table["format"] != FORMAT or not isinstance(table["files"], list) or not isinstance(table["broken"], list):
             raise ValueError(f"format {table['format']}")
+        _ = [table[key] for key in ("kind", "num_images", "labels_sha256")]
+        _ = [entry[key] for entry in table["files"] for key in ("name", "num_bytes", "sha256", "edges_sha256")]
         return dict(table)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
@@ -186,13 +172,13 @@ def _describe(file: Path) -> dict[str, Any]:
 
 
 def _whole_sum(file: Path) -> str:
-    with open(file, "rb") as opened:
+    with open_regular(file) as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _edges_sum(file: Path) -> str:
     digest = hashlib.sha256()
-    with open(file, "rb") as opened:
+    with open_regular(file) as opened:
         digest.update(opened.read(EDGE_BYTES))
         opened.seek(max(0, file.stat().st_size - EDGE_BYTES))
         digest.update(opened.read(EDGE_BYTES))

@@ -22,15 +22,7 @@ from typing import Any
 from torch import nn
 
 from megabatch.errors import ConfigError, nearest
-from megabatch.model.resnet import (
-    ZeroGamma,
-    check_zero_gamma,
-    resnet18,
-    resnet34,
-    resnet50,
-    resnet101,
-    resnet152,
-)
+from megabatch.model.resnet import ZeroGamma, check_zero_gamma, resnet18, resnet34, resnet50, resnet101, resnet152
 from megabatch.model.small import resnet8, resnet20, resnet44
 
 __all__ = ["build_model", "known_models"]
@@ -39,13 +31,7 @@ _SMALL: Mapping[str, Callable[..., nn.Module]] = MappingProxyType(
     {"resnet8": resnet8, "resnet20": resnet20, "resnet44": resnet44}
 )
 _LARGE: Mapping[str, Callable[..., nn.Module]] = MappingProxyType(
-    {
-        "resnet18": resnet18,
-        "resnet34": resnet34,
-        "resnet50": resnet50,
-        "resnet101": resnet101,
-        "resnet152": resnet152,
-    }
+    {"resnet18": resnet18, "resnet34": resnet34, "resnet50": resnet50, "resnet101": resnet101, "resnet152": resnet152}
 )
 
 
@@ -55,12 +41,7 @@ def known_models() -> tuple[str, ...]:
 
 
 def build_model(
-    name: str,
-    *,
-    num_classes: int,
-    in_channels: int,
-    zero_gamma: ZeroGamma = "every_block",
-    width: int | None = None,
+    name: str, *, num_classes: int, in_channels: int, zero_gamma: ZeroGamma = "every_block", width: int | None = None
 ) -> nn.Module:
     """The model called `name`, freshly initialised from torch's random numbers.
 

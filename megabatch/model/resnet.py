@@ -24,23 +24,6 @@ from torch import Tensor, nn
 
 from megabatch.errors import ConfigError, nearest
 
-__all__ = [
-    "BasicBlock",
-    "Bottleneck",
-    "ResNet",
-    "ResidualBlock",
-    "ZeroGamma",
-    "check_zero_gamma",
-    "initialise",
-    "residual_norms",
-    "residual_stage",
-    "resnet18",
-    "resnet34",
-    "resnet50",
-    "resnet101",
-    "resnet152",
-]
-
 ZeroGamma = Literal["none", "every_block", "last_block_of_stage"]
 
 
@@ -111,8 +94,7 @@ def _projection(in_channels: int, out_channels: int, stride: int) -> nn.Sequenti
     if stride == 1 and in_channels == out_channels:
         return None
     return nn.Sequential(
-        nn.Conv2d(in_channels, out_channels, 1, stride=stride, bias=False),
-        nn.BatchNorm2d(out_channels),
+        nn.Conv2d(in_channels, out_channels, 1, stride=stride, bias=False), nn.BatchNorm2d(out_channels)
     )
 
 

@@ -15,21 +15,12 @@ from torch import Tensor, nn
 
 from megabatch.model.resnet import BasicBlock, ZeroGamma, initialise, residual_stage
 
-__all__ = ["SmallResNet", "resnet8", "resnet20", "resnet44"]
-
 
 class SmallResNet(nn.Module):
     """3x3 stem, three stages of `depth` basic blocks, global average pool, linear classifier."""
 
     def __init__(
-        self,
-        depth: int,
-        *,
-        num_classes: int,
-        in_channels: int,
-        zero_gamma: ZeroGamma,
-        width: int,
-        stem_stride: int,
+        self, depth: int, *, num_classes: int, in_channels: int, zero_gamma: ZeroGamma, width: int, stem_stride: int
     ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels, width, 3, stride=stem_stride, padding=1, bias=False)
@@ -53,12 +44,7 @@ def resnet20(
 ) -> SmallResNet:
     """The paper's CIFAR network: three blocks per stage, stem without stride, 0.27 M parameters."""
     return SmallResNet(
-        3,
-        num_classes=num_classes,
-        in_channels=in_channels,
-        zero_gamma=zero_gamma,
-        width=width,
-        stem_stride=1,
+        3, num_classes=num_classes, in_channels=in_channels, zero_gamma=zero_gamma, width=width, stem_stride=1
     )
 
 
@@ -67,12 +53,7 @@ def resnet44(
 ) -> SmallResNet:
     """The paper's deeper CIFAR network, that of Hoffer 2017: seven blocks per stage, 0.66 M parameters."""
     return SmallResNet(
-        7,
-        num_classes=num_classes,
-        in_channels=in_channels,
-        zero_gamma=zero_gamma,
-        width=width,
-        stem_stride=1,
+        7, num_classes=num_classes, in_channels=in_channels, zero_gamma=zero_gamma, width=width, stem_stride=1
     )
 
 
@@ -85,10 +66,5 @@ def resnet8(
     CPU-second, forward and backward, 28 px, one thread, ghost batch 64, channels-last).
     """
     return SmallResNet(
-        1,
-        num_classes=num_classes,
-        in_channels=in_channels,
-        zero_gamma=zero_gamma,
-        width=width,
-        stem_stride=2,
+        1, num_classes=num_classes, in_channels=in_channels, zero_gamma=zero_gamma, width=width, stem_stride=2
     )

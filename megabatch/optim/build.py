@@ -12,8 +12,6 @@ from megabatch.optim.rmsprop_warmup import RMSpropWarmup, share_of
 from megabatch.schedule.batch import Step
 from megabatch.schedule.pieces import value_at
 
-__all__ = ["build_optimizer", "schedule_optimizer", "scheduled_at"]
-
 
 def build_optimizer(settings: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
     """The optimizer with the values of epoch 0; batch-norm and biases in a group of their own."""

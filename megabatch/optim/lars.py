@@ -48,7 +48,7 @@ class LARS(torch.optim.Optimizer):
         eps: added to the denominator of the trust ratio.
         rule: where lr and the trust ratio enter, see the top of this file.
         clip: never let a layer's own lr exceed `lr`: trust becomes min(trust / lr, 1), the "C" of LARC.
-        nesterov: step along the momentum that the next update will have.
+        nesterov: step along the momentum that the next step will have.
 
     Raises:
         ConfigError: a value that cannot work.
@@ -107,7 +107,7 @@ class LARS(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Make one update with the gradients at hand."""
+        """Make one step with the gradients at hand."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -124,16 +124,16 @@ class LARS(torch.optim.Optimizer):
                 if not one_by_one or not same_layout(*on_cpu):
                     batched.append(p)
                 elif group["lars"]:
-                    _update_on_cpu(group, [on_cpu], _trust_on_cpu(group, p, g))
+                    _step_on_cpu(group, [on_cpu], _trust_on_cpu(group, p, g))
                 else:
                     together.append(on_cpu)
-            _update_on_cpu(group, together, trust=1.0)
+            _step_on_cpu(group, together, trust=1.0)
             for _, same_kind in groupby(sorted(batched, key=_kind), key=_kind):
-                self._update(group, list(same_kind))
+                self._step_batched(group, list(same_kind))
         return loss
 
-    def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        """One update of parameters of one device and precision, batched."""
+    def _step_batched(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        """Step parameters of one device and precision, all at once."""
         grads = gradients_of(params, "LARS")
         buffers: list[Tensor] = [self.state[p]["momentum_buffer"] for p in params]
         trust = None
@@ -170,8 +170,8 @@ def _trust_on_cpu(group: dict[str, Any], parameter: Tensor, gradient: Tensor) ->
     return trust
 
 
-def _update_on_cpu(group: dict[str, Any], tensors: list[tuple[Tensor, Tensor, Tensor]], trust: float) -> None:
-    """One update of (parameter, gradient, momentum)s that lie on the CPU and have one trust ratio."""
+def _step_on_cpu(group: dict[str, Any], tensors: list[tuple[Tensor, Tensor, Tensor]], trust: float) -> None:
+    """Step (parameter, gradient, momentum)s that lie on the CPU and have one trust ratio."""
     inner, outer = _inner_and_outer(group["rule"], group["lr"], trust)
     kinds = groupby(sorted(tensors, key=lambda one: _kind(one[0])), key=lambda one: _kind(one[0]))
     for _, same_kind in kinds:

@@ -14,8 +14,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-__all__ = ["momentum_in_one_pass", "same_layout", "trust_on_host"]
-
 _BLOCK = 1 << 19  # numbers; 2 MB of fp32, measured best of 32 Ki to 1 Mi on a core with 1 MB of L2 and 32 MB of L3
 _SCRATCH = threading.local()  # a buffer for every precision, of each thread
 

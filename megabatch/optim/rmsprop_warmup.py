@@ -105,7 +105,7 @@ class RMSpropWarmup(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Make one update with the gradients at hand.
+        """Make one step with the gradients at hand.
 
         Raises:
             ConfigError: `lr` is 0 while the RMSprop part is not over: its share is divided by `lr`.
@@ -117,10 +117,10 @@ class RMSpropWarmup(torch.optim.Optimizer):
         for group in self.param_groups:
             params: list[Tensor] = [p for p in group["params"] if p.grad is not None]
             if params:
-                self._update(group, params)
+                self._step_group(group, params)
         return loss
 
-    def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
+    def _step_group(self, group: dict[str, Any], params: list[Tensor]) -> None:
         share = share_of(group)
         grads = gradients_of(params, "RMSpropWarmup")
         if group["weight_decay"]:

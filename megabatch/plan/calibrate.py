@@ -15,7 +15,6 @@ cluster has others, are evidence of "same stack" only, which is less certain.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import statistics
 from collections.abc import Sequence
@@ -23,9 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megabatch.comm.calibration import calibration_from_text
+from megabatch.comm.calibration import calibration_from_data
 from megabatch.config import Config
 from megabatch.errors import ConfigError, DataError, nearest
+from megabatch.files import parse_json, read_text
 from megabatch.plan.cluster import Cluster
 from megabatch.plan.compute import ComputeTable, step_times_from_data
 from megabatch.plan.fit import StepFit, fit_steps
@@ -33,10 +33,8 @@ from megabatch.plan.quantity import Quantity
 from megabatch.plan.rows import UNKNOWN, SystemRow, generation, kind_of, read_rows, refuse_contradicting, spelled
 from megabatch.plan.workload import Layer, busiest_passes, model_layers
 from megabatch.recipes import config_from_toml
-from megabatch.report.plan_compare import LEFT_OUT_STEPS
+from megabatch.report.metrics import LEFT_OUT_STEPS
 from megabatch.report.run import read_json, read_metrics
-
-__all__ = ["Evidence", "gather", "pick_rows"]
 
 _FEWEST_STEPS = 3
 
@@ -62,8 +60,7 @@ def gather(cluster: Cluster, paths: Sequence[str], family: str = "", stack: str 
             other machines than the cluster.
     """
     found = Evidence(cluster)
-    for text in paths:
-        path = Path(text)
+    for path in map(Path, paths):
         if path.is_dir():
             found = _with_run(found, path)
         elif path.suffix == ".csv":
@@ -80,7 +77,14 @@ def gather(cluster: Cluster, paths: Sequence[str], family: str = "", stack: str 
             "--family and --stack choose among rows of systems, but no table was given; add --calibrate rows.csv"
         )
     if found.layers is None and any(Path(text).is_dir() for text in paths):
-        _refuse_unknown_layers(found.cluster.compute)
+        table = found.cluster.compute
+        try:
+            model_layers(table.model)
+        except ConfigError:
+            raise DataError(
+                f"{table.source} does not tell the layers of {table.model} and none are stored; run it again, or add "
+                "--calibrate step.json of `megabatch bench step`"
+            ) from None
     return found
 
 
@@ -113,6 +117,7 @@ def pick_rows(rows: Sequence[SystemRow], accelerator: str, family: str, stack: s
 
 
 def _why_foreign(rows: Sequence[SystemRow], accelerator: str, family: str) -> str:
+    """Why none of the rows is of the cluster's accelerator, and what to do."""
     kinds = sorted({generation(row.accelerator) for row in rows} - {UNKNOWN})
     if not kinds:
         return (
@@ -133,7 +138,8 @@ def _with_rows(found: Evidence, path: Path, family: str, stack: str) -> Evidence
     rows = pick_rows(every, cluster.accelerator, family, stack)
     refuse_contradicting(rows, path)
     per_node = sorted({-(-row.world_size // row.num_nodes) for row in rows if _in_other_nodes(row, cluster)})
-    other_boards = sorted({row.accelerator for row in rows if _on_other_boards(row, cluster)})
+    on_pcie, named = "pcie" in cluster.accelerator.lower(), _named_generation(cluster.accelerator)
+    other_boards = sorted({row.accelerator for row in rows if named and ("pcie" in row.accelerator) != on_pcie})
     fit = fit_steps(rows, "same stack" if per_node or other_boards else "same system")
     line = f"{path.name}: {_count(len(rows), 'row')} of {rows[0].family}, {' '.join(rows[0].stack.split())}"
     if per_node:
@@ -152,17 +158,10 @@ def _in_other_nodes(row: SystemRow, cluster: Cluster) -> bool:
     return row.world_size > cluster.workers_per_node
 
 
-def _on_other_boards(row: SystemRow, cluster: Cluster) -> bool:
-    if not _named_generation(cluster.accelerator):
-        return False
-    return ("pcie" in row.accelerator) != ("pcie" in cluster.accelerator.lower())
-
-
 def _with_json(found: Evidence, path: Path) -> Evidence:
     try:
-        text = path.read_text(encoding="utf-8")
-        content: Any = json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
+        content: Any = parse_json(read_text(path))
+    except (OSError, ValueError) as error:
         raise ConfigError(
             f"calibration '{path}' cannot be read ({error}); "
             "give rows.csv, a file of `megabatch bench`, or a run folder"
@@ -170,7 +169,7 @@ def _with_json(found: Evidence, path: Path) -> Evidence:
     if isinstance(content, dict) and "megabatch_step_times" in content:
         return _with_step_times(found, path, content)
     if isinstance(content, dict) and "megabatch_calibration" in content:
-        return _with_links(found, path, text)
+        return _with_links(found, path, content)
     raise ConfigError(f"'{path}' is neither step times nor link costs; give a file that `megabatch bench` wrote")
 
 
@@ -183,32 +182,26 @@ def _with_step_times(found: Evidence, path: Path, content: dict[str, Any]) -> Ev
         found.cluster, compute=times.table, straggler_deviation=scatter, measured_workers=times.workers
     )
     batches = ", ".join(str(row.local_batch) for row in times.rows)
-    line = f"{path.name}: step times of {times.model} at {batches} images "
-    line += f"({times.device}, {_count(times.threads, 'thread')})"
+    where = f"({times.device}, {_count(times.threads, 'thread')})"
+    line = f"{path.name}: step times of {times.model} at {batches} images {where}"
     return dataclasses.replace(found, cluster=cluster, layers=times.layers, sources=(*found.sources, line))
 
 
-def _with_links(found: Evidence, path: Path, text: str) -> Evidence:
-    calibration = calibration_from_text(text, f"'{path}'")
+def _with_links(found: Evidence, path: Path, content: dict[str, Any]) -> Evidence:
+    calibration = calibration_from_data(content, f"'{path}'")
     if calibration.backend != found.cluster.backend:
         raise ConfigError(
             f"'{path}' was measured with {calibration.backend}, cluster '{found.cluster.name}' communicates with "
             f"{found.cluster.backend}; measure there with `megabatch bench allreduce`, or leave the file out"
         )
-    line = f"{path.name}: {calibration.grid} grid with {calibration.backend}, "
-    line += (
-        f"{_count(len(calibration.axes), 'axis', 'axes')} and {_count(len(calibration.points), 'all-reduce')} measured"
-    )
+    axes, points = _count(len(calibration.axes), "axis", "axes"), _count(len(calibration.points), "all-reduce")
+    line = f"{path.name}: {calibration.grid} grid with {calibration.backend}, {axes} and {points} measured"
     cluster = dataclasses.replace(found.cluster, calibration=calibration)
     return dataclasses.replace(found, cluster=cluster, sources=(*found.sources, line))
 
 
 def _with_run(found: Evidence, folder: Path) -> Evidence:
-    """The compute time of a run, per ghost batch: the median over its steps after the first few.
-
-    Raises:
-        DataError, ConfigError: it is no run, is damaged, has too few steps, or ran on other machines.
-    """
+    """The compute time of a run, per ghost batch: the median over its steps after the first few."""
     config, environment = _config(folder), read_json(folder / "environment.json")
     workers, device = environment.get("workers"), str(environment.get("device", ""))
     if not isinstance(workers, int) or workers < 1:
@@ -228,19 +221,15 @@ def _with_run(found: Evidence, folder: Path) -> Evidence:
             f"{_FEWEST_STEPS} are needed to learn a step time from: give a longer run"
         )
     middle, share, ordered = statistics.median(seconds), statistics.median(shares), sorted(seconds)
+    # The backward pass is not told where there is no host's clock.
+    share = share if 0 < share < 1 else found.cluster.compute.backward_share
     # Standard error of the median: 1.25 deviations over the root of n, by the middle four fifths.
     spread = (ordered[int(0.9 * (len(ordered) - 1))] - ordered[int(0.1 * (len(ordered) - 1))]) / 2.56
-    table = ComputeTable(
-        model,
-        ((float(ghost), middle),),
-        "measured",
-        f"run '{folder.name}'",
-        share if 0 < share < 1 else found.cluster.compute.backward_share,  # not told where there is no host's clock
-        1.25 * spread / middle / math.sqrt(len(ordered)),
-        config.data.image_size,
-    )
-    line = f"run {folder.resolve().name}: step time of {model} at {ghost} images, "
-    line += f"n = {len(seconds):,} ({device or 'device not told'}, {_count(workers, 'worker')})"
+    noise = 1.25 * spread / middle / math.sqrt(len(ordered))
+    points, source = ((float(ghost), middle),), f"run '{folder.name}'"
+    table = ComputeTable(model, points, "measured", source, share, noise, config.data.image_size)
+    where = f"({device or 'device not told'}, {_count(workers, 'worker')})"
+    line = f"run {folder.resolve().name}: step time of {model} at {ghost} images, n = {len(seconds):,} {where}"
     layers = _layers(environment.get("layers")) or found.layers
     cluster = dataclasses.replace(found.cluster, compute=table, measured_workers=workers)
     return dataclasses.replace(found, cluster=cluster, layers=layers, sources=(*found.sources, line))
@@ -257,16 +246,6 @@ def _refuse_other_device(device: str, cluster: Cluster, what: str) -> None:
         )
 
 
-def _refuse_unknown_layers(table: ComputeTable) -> None:
-    try:
-        model_layers(table.model)
-    except ConfigError:
-        raise DataError(
-            f"{table.source} does not tell the layers of {table.model} and none are stored; run it again, or add "
-            "--calibrate step.json of `megabatch bench step`"
-        ) from None
-
-
 def _named_generation(accelerator: str) -> str:
     """The generation that a cluster file or a device names; empty when it names none ("as found")."""
     found = generation(spelled(accelerator))
@@ -280,25 +259,24 @@ def _count(number: int, one: str, many: str = "") -> str:
 def _config(folder: Path) -> Config:
     path = folder / "config.toml"
     try:
-        return config_from_toml(path.read_text(encoding="utf-8"), f"'{path}'")
+        return config_from_toml(read_text(path), f"'{path}'")
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(
             f"'{folder}' is no run folder, it has no config.toml; give the folder of a run, rows.csv, or a file of "
             "`megabatch bench`"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise DataError(f"'{path}' cannot be read ({error}); the run folder is damaged, give another") from None
 
 
 def _layers(found: Any) -> tuple[Layer, ...] | None:
-    if not isinstance(found, list) or not found:
-        return None
+    """The layers that a run wrote down; None when it did not, or they cannot be."""
     try:
         layers = tuple(Layer(str(one["name"]), int(one["parameters"]), float(one["work"])) for one in found)
     except (KeyError, TypeError, ValueError):
         return None
     good = all(layer.parameters > 0 and 0 <= layer.work <= 1 for layer in layers)
-    return layers if good else None
+    return layers if layers and good else None
 
 
 def _number(value: Any) -> float:

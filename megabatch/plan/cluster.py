@@ -2,8 +2,8 @@
 
     worker --port-- node --NIC-- rack switch --uplink-- the other racks
 
-Files are TOML with units in the key names (`cluster_file` knows them); see `megabatch/plan/clusters` and
-docs/planning.md. Inside, everything is bytes and seconds.
+Every value says where it stands in a cluster file, in which units, and what it may be; `cluster_file` reads it there.
+Bits and bytes are told apart here and nowhere else: inside, everything is bytes and seconds.
 """
 
 from __future__ import annotations
@@ -11,28 +11,23 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from megabatch.comm.calibration import Calibration, predictions
 from megabatch.comm.phases import ALGORITHMS, phases
 from megabatch.comm.shape import GridShape
-from megabatch.errors import ConfigError, nearest
-from megabatch.plan.cluster_file import ClusterFile, parse_cluster
-from megabatch.plan.compute import ComputeTable, check_points
+from megabatch.errors import ConfigError
+from megabatch.machine import usable_cores
+from megabatch.plan import quantity
+from megabatch.plan.compute import ComputeTable
 from megabatch.plan.network import AllReduce, Network, price_curve
-from megabatch.plan.quantity import CERTAINTIES, Quantity
+from megabatch.plan.quantity import Bounds, Quantity, check_text, shown
 
-__all__ = [
-    *("KNOBS", "NETWORK_KNOBS", "Cluster", "cluster_names", "cluster_text", "load_cluster"),
-    "read_cluster",
-]
-
-CLUSTERS = Path(__file__).parent / "clusters"
-
+RATES = {"gigabits_per_second": 1e9 / 8, "gigabytes_per_second": 1e9, "bytes_per_second": 1.0}
+_TIMES = {"microseconds": 1e-6, "milliseconds": 1e-3, "seconds": 1.0, "hours": 3600.0}
 _TURNED: Mapping[str, tuple[str, ...]] = {
     "compute": (),
     "worker link": ("worker_rate",),
@@ -48,10 +43,71 @@ KNOBS = tuple(_TURNED)
 """What `Cluster.changed` can change, and what a prediction may be sensitive to."""
 NETWORK_KNOBS = ("worker link", "NIC", "rack uplink", "wire latency", "software latency")
 
+_LARGEST_SEARCH = 4096
 _NOT_TOLD = Quantity(0.0, "unknown")
+_DEVIATION, _JITTER = Quantity(0.01, "assumed"), Quantity(0.0, "assumed")
+_CHECKPOINT, _RESTART = Quantity(20.0, "assumed"), Quantity(300.0, "assumed")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a value stands in a cluster file, and what it may be.
+
+    path: the section and the key. units: what the key's name ends in; `latency_microseconds` and
+    `latency_milliseconds` are both the `latency` of their section.
+    may_be: the bounds of a quantity; of any other value a check that returns it, or raises `ValueError`.
+    """
+
+    path: str
+    may_be: Bounds | Callable[[object], Any]
+    units: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def section(self) -> str:
+        return self.path.rpartition(".")[0]
+
+    @property
+    def name(self) -> str:
+        """The key without its unit."""
+        return self.path.rpartition(".")[2]
+
+    @property
+    def keys(self) -> dict[str, float]:
+        """The keys under which it may stand, each with its unit in bytes per second or seconds."""
+        if not self.units:
+            return {self.name: 1.0}
+        return {unit if self.name == "rate" else f"{self.name}_{unit}": size for unit, size in self.units.items()}
+
+
+def _one_of(*known: str) -> Callable[[object], object]:
+    def check(value: object) -> object:
+        if value not in known:
+            raise ValueError(f"is {shown(value)}; choose one of {', '.join(known)}")
+        return value
+
+    return check
+
+
+def _count(value: object) -> int:
+    return int(quantity.COUNT.check(value))
+
+
+def _switch(value: object) -> object:
+    if not isinstance(value, bool):
+        raise ValueError(f"is {shown(value)}; give true or false")
+    return value
+
+
+def _ratios(value: object) -> tuple[float, ...]:
+    if not isinstance(value, list) or len(value) < 2:
+        raise ValueError(f"is {shown(value)}; give a list of at least 2 numbers")
+    for one in value:
+        if needed := quantity.RATIO.why_not(one):
+            raise ValueError(f"holds {shown(one)}; {needed}")
+    return tuple(map(float, value))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cluster:
     """What the planner knows. Optional parts are None when unknown; `num_nodes` 0: as many as wanted.
 
@@ -64,36 +120,38 @@ class Cluster:
     measured_workers: how many computed at the same time when `compute` was measured; 0 when that is not told.
     """
 
-    name: str
-    title: str
-    accelerator: str
-    backend: str
-    collectives: str
-    workers_per_node: int
-    worker_rate: Quantity
-    worker_latency: Quantity
-    nic_rate: Quantity
-    nic_latency: Quantity
-    software_latency: Quantity
+    name: Annotated[str, Place("name", check_text)] = ""
+    title: Annotated[str, Place("title", check_text)] = ""
+    accelerator: Annotated[str, Place("accelerator", check_text)] = ""
+    backend: Annotated[str, Place("backend", _one_of("nccl", "gloo"))] = "nccl"
+    num_nodes: Annotated[int, Place("num_nodes", _count)] = 0
+    workers_per_node: Annotated[int, Place("workers_per_node", _count)]
+    nodes_per_rack: Annotated[int, Place("nodes_per_rack", _count)] = 0
+    measured_here: Annotated[bool, Place("measured_here", _switch)] = False
+    worker_rate: Annotated[Quantity, Place("link.worker.rate", quantity.RATE, RATES)]
+    worker_latency: Annotated[Quantity, Place("link.worker.latency", quantity.LATENCY, _TIMES)]
+    nic_rate: Annotated[Quantity, Place("link.nic.rate", quantity.RATE, RATES)]
+    nic_latency: Annotated[Quantity, Place("link.nic.latency", quantity.LATENCY, _TIMES)]
+    rack_rate: Annotated[Quantity | None, Place("link.rack.rate", quantity.RATE, RATES)] = None
+    rack_latency: Annotated[Quantity | None, Place("link.rack.latency", quantity.LATENCY, _TIMES)] = None
+    collectives: Annotated[str, Place("software.collectives", _one_of("ring", "tree"))] = "ring"
+    software_latency: Annotated[Quantity, Place("software.latency", quantity.LATENCY, _TIMES)]
+    straggler_deviation: Annotated[Quantity, Place("straggler.relative_deviation", quantity.SCATTER)] = _DEVIATION
+    jitter_seconds: Annotated[Quantity, Place("straggler.deviation", quantity.LATENCY, _TIMES)] = _JITTER
+    straggler_ratios: Annotated[tuple[float, ...], Place("straggler.measured_ratios", _ratios)] = ()
+    loader_images_per_second: Annotated[
+        Quantity | None, Place("loader.images_per_second_per_node", Bounds(1e-3, 1e12))
+    ] = None
+    initialisation_seconds: Annotated[Quantity, Place("start.initialisation", quantity.DURATION, _TIMES)] = _NOT_TOLD
+    first_steps_seconds: Annotated[Quantity, Place("start.first_steps", quantity.DURATION, _TIMES)] = _NOT_TOLD
+    currency: Annotated[str, Place("price.currency", check_text)] = ""
+    price_per_node_hour: Annotated[Quantity | None, Place("price.per_node_hour", quantity.PRICE)] = None
+    node_mtbf_seconds: Annotated[Quantity | None, Place("failures.node_mtbf", quantity.MTBF, _TIMES)] = None
+    checkpoint_seconds: Annotated[Quantity, Place("failures.checkpoint", quantity.CHECKPOINT, _TIMES)] = _CHECKPOINT
+    restart_seconds: Annotated[Quantity, Place("failures.restart", quantity.DURATION, _TIMES)] = _RESTART
     compute: ComputeTable
-    num_nodes: int
-    nodes_per_rack: int
-    rack_rate: Quantity | None
-    rack_latency: Quantity | None
-    straggler_deviation: Quantity
-    jitter_seconds: Quantity
-    straggler_ratios: tuple[float, ...]
-    loader_images_per_second: Quantity | None
-    initialisation_seconds: Quantity
-    first_steps_seconds: Quantity
-    price_per_node_hour: Quantity | None
-    currency: str
-    node_mtbf_seconds: Quantity | None
-    checkpoint_seconds: Quantity
-    restart_seconds: Quantity
-    measured_here: bool
-    calibration: Calibration | None = field(default=None, compare=False)
     measured_workers: int = 0
+    calibration: Calibration | None = field(default=None, compare=False)
 
     @property
     def max_workers(self) -> float:
@@ -103,6 +161,28 @@ class Cluster:
     def nodes_of(self, workers: int) -> int:
         """Nodes that so many workers take."""
         return -(-workers // self.workers_per_node)
+
+    def worker_counts(self, text: str | None) -> list[int]:
+        """Read "1024", "256,1024" or "64..4096" (doubling).
+
+        Without it: the measured world where links were measured, else doubling from one node to all of the cluster; on
+        the machine at hand from one worker to its cores.
+        """
+        if text is None:
+            if self.calibration is not None:
+                return [self.calibration.shape.world_size]
+            if self.measured_here:
+                return _doubling(1, self.measured_workers or usable_cores())
+            return _doubling(self.workers_per_node, int(min(self.max_workers, _LARGEST_SEARCH)))
+        try:
+            counts = [int(part) for part in text.split(".." if ".." in text else ",")]
+            if ".." in text and (len(counts) != 2 or not 1 <= counts[0] <= counts[1]):
+                raise ValueError
+        except ValueError:
+            raise ConfigError(f"workers '{text}' cannot be read; write 1024, 256,1024 or 64..4096") from None
+        if min(counts) < 1:
+            raise ConfigError(f"workers '{text}': at least 1 is needed")
+        return _doubling(*counts) if ".." in text else list(dict.fromkeys(counts))
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -118,19 +198,10 @@ class Cluster:
 
     @cached_property
     def network(self) -> Network:
-        """The links as plain numbers."""
-        return Network(
-            workers_per_node=self.workers_per_node,
-            nodes_per_rack=self.nodes_per_rack,
-            worker_rate=self.worker_rate.value,
-            worker_latency=self.worker_latency.value,
-            nic_rate=self.nic_rate.value,
-            nic_latency=self.nic_latency.value,
-            rack_rate=self.rack_rate.value if self.rack_rate else math.inf,
-            rack_latency=self.rack_latency.value if self.rack_latency else 0.0,
-            software_latency=self.software_latency.value,
-            collectives=self.collectives,
-        )
+        """The links as plain numbers; those that are not there keep their defaults."""
+        known: dict[str, Any] = {one.name: getattr(self, one.name) for one in dataclasses.fields(Network)}
+        plain: dict[str, Any] = {name: getattr(one, "value", one) for name, one in known.items() if one is not None}
+        return Network(**plain)
 
     def all_reduce(self, algorithm: str, shape: GridShape, message_bytes: float) -> AllReduce:
         """The price of one message on the grid `shape`, whose ranks fill the nodes of the cluster in order.
@@ -193,76 +264,9 @@ class Cluster:
         return dataclasses.replace(self, **turned)
 
 
-def cluster_names() -> list[str]:
-    """The clusters that come with the package."""
-    return sorted(path.stem for path in CLUSTERS.glob("*.toml"))
-
-
-def load_cluster(name: str) -> Cluster:
-    """Read a shipped cluster by name, or a TOML file."""
-    return read_cluster(*cluster_text(name))
-
-
-def cluster_text(name: str) -> tuple[str, str]:
-    """The text of a shipped cluster, or of a TOML file, and what errors call it."""
-    path = Path(name) if name.endswith(".toml") else CLUSTERS / f"{name}.toml"
-    if not name.endswith(".toml") and name not in cluster_names():
-        hint = nearest(name, cluster_names()) or f"; known: {', '.join(cluster_names())}"
-        raise ConfigError(f"unknown cluster '{name}'{hint}; or give a TOML file, see docs/planning.md")
-    try:
-        return path.read_text(encoding="utf-8"), f"cluster file '{path.name}'"
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not text"
-        raise ConfigError(f"cluster file '{name}' cannot be read ({reason}); give a TOML file") from None
-
-
-def read_cluster(text: str, source: str) -> Cluster:
-    """The cluster that the text of a file describes; `source` names the file in errors."""
-    file = parse_cluster(text, source)
-    nic, rack = file.link.nic, file.link.rack
-    # What the NICs of a node could send together, before protocols take their part.
-    line_rate = nic.rate.by(nic.count_per_node) if nic.count_per_node else nic.rate
-    uplinks = rack.rate if rack else None
-    if rack and rack.oversubscription:
-        uplinks = line_rate.times(file.nodes_per_rack).over(rack.oversubscription)
-    return Cluster(
-        name=file.name or source,
-        title=file.title,
-        accelerator=file.accelerator,
-        backend=file.backend,
-        collectives=file.software.collectives,
-        workers_per_node=file.workers_per_node,
-        num_nodes=file.num_nodes,
-        nodes_per_rack=file.nodes_per_rack if rack else 0,
-        worker_rate=file.link.worker.rate,
-        worker_latency=file.link.worker.latency,
-        nic_rate=line_rate.by(nic.efficiency) if nic.efficiency else line_rate,
-        nic_latency=nic.latency,
-        rack_rate=uplinks,
-        rack_latency=rack.latency if rack else None,
-        software_latency=file.software.latency,
-        compute=_compute_table(file, source),
-        straggler_deviation=file.straggler.relative_deviation,
-        jitter_seconds=file.straggler.deviation,
-        straggler_ratios=file.straggler.measured_ratios,
-        loader_images_per_second=file.loader.images_per_second_per_node,
-        initialisation_seconds=file.start.initialisation or _NOT_TOLD,
-        first_steps_seconds=file.start.first_steps or _NOT_TOLD,
-        price_per_node_hour=file.price.per_node_hour,
-        currency=file.price.currency,
-        node_mtbf_seconds=file.failures.node_mtbf,
-        checkpoint_seconds=file.failures.checkpoint,
-        restart_seconds=file.failures.restart,
-        measured_here=file.measured_here,
-    )
-
-
-def _compute_table(file: ClusterFile, source: str) -> ComputeTable:
-    """The step times of a file; the least certain speaks for all. Those of the machine at hand are measured."""
-    if file.compute is None:
-        return ComputeTable("", ())
-    steps = file.compute.steps(source)
-    points = tuple((float(batch), one.value) for batch, one in sorted(steps.items()))
-    check_points(points, source)
-    certainty = max((one.certainty for one in steps.values()), key=lambda name: CERTAINTIES[name])
-    return ComputeTable(file.compute.model, points, certainty, file.compute.source, file.compute.backward_share)
+def _doubling(low: int, high: int) -> list[int]:
+    """`low` and its doubles below `high`, then `high`."""
+    counts = [low]
+    while counts[-1] * 2 < high:
+        counts.append(counts[-1] * 2)
+    return [*counts, high] if high > counts[-1] else counts

@@ -1,10 +1,9 @@
 """How long workers compute: one of them for a local batch, from a measured table, and the slowest of N of them.
 
 Between the batches of the table the time is interpolated linearly. Outside, the line through the two nearest points
-goes on, but never below the share of images: a smaller batch cannot make a single image faster than the best
-one measured. From a lone point the fixed part of a step (kernel launches, optimizer) is taken as 2 % of it.
-The largest error in predicting published systems was compute at small local batches (docs/results/planning.md), not
-the network: a batch outside the table widens the interval by 4 % for every doubling, and says so.
+goes on, but no image becomes faster than the best one measured. From a lone point the fixed part of a step (kernel
+launches, optimizer) is taken as 2 % of it. A batch outside the table widens the interval by 4 % for every doubling,
+and says so: the largest error in predicting published systems was compute at small local batches.
 
 Tables come from cluster files, from runs, and from the JSON file that `megabatch bench step` writes:
 
@@ -16,13 +15,13 @@ Tables come from cluster files, from runs, and from the JSON file that `megabatc
 by the distance between the 10th and the 90th percentile, so that a single hiccup does not decide it.
 
 Every step waits for the slowest worker. Workers whose times scatter around a mean with deviation s finish together at
-mean + s * m(N), where m(N) is the expected largest of N standard normal draws. The textbook sqrt(2 ln N) overstates it;
-for N > 4096 the refined form of extreme-value theory is used, below that the integral itself:
+mean + s * m(N), where m(N) is the expected largest of N standard normal draws: the integral itself up to N = 4096,
+above that the refined form of extreme-value theory (the textbook sqrt(2 ln N) overstates it):
 
     m(N) = r - (ln ln N + ln 4 pi) / (2 r) + 0.5772 / r,      r = sqrt(2 ln N)
 
-A heavy tail matters more than s does: with Student-t(3) noise of the same deviation m is 8 instead of 3.2 at N = 1024.
-So measured times, where there are any, replace the normal law: `empirical_maximum`.
+Measured times, where there are any, replace the normal law: with a heavy tail (Student-t(3) noise of the same
+deviation) m is 8 instead of 3.2 at N = 1024.
 """
 
 from __future__ import annotations
@@ -43,11 +42,6 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from megabatch.errors import ConfigError, DataError
 from megabatch.plan.quantity import BATCH, CERTAINTIES, COUNT, SCATTER, STEP, Bounds, check_text, complaint
 from megabatch.plan.workload import Layer
-
-__all__ = [
-    *("BACKWARD_SHARE", "ComputeTable", "StepRow", "StepTimes", "check_points", "empirical_maximum"),
-    *("expected_maximum", "step_times_from_data", "step_times_text"),
-]
 
 BACKWARD_SHARE = Bounds(0.01, 0.99)
 """What part of a step the backward pass can be."""
@@ -182,9 +176,8 @@ class StepTimes:
         points = tuple((float(row.local_batch), row.seconds) for row in self.rows)
         # The standard error of a median of n is 1.25 deviations over the root of n.
         noise = max(1.25 * row.deviation / math.sqrt(row.iterations) for row in self.rows)
-        return ComputeTable(
-            self.model, points, "measured", "megabatch bench step", self.backward_share, noise, self.image_size
-        )
+        source = "megabatch bench step"
+        return ComputeTable(self.model, points, "measured", source, self.backward_share, noise, self.image_size)
 
     @property
     def deviation(self) -> float:
@@ -194,9 +187,8 @@ class StepTimes:
 
 def step_times_text(times: StepTimes) -> str:
     """The file's content; equal measurements give equal text."""
-    content = {"megabatch_step_times": _FORMAT, **asdict(times)}
-    content["versions"] = dict(sorted(times.versions.items()))
-    return json.dumps(content, indent=1) + "\n"
+    versions = dict(sorted(times.versions.items()))
+    return json.dumps({"megabatch_step_times": _FORMAT, **asdict(times), "versions": versions}, indent=1) + "\n"
 
 
 def step_times_from_data(content: Mapping[str, Any], source: str) -> StepTimes:

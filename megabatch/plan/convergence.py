@@ -24,12 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from megabatch.errors import DataError
+from megabatch.errors import ConfigError, DataError
 from megabatch.plan.quantity import EPOCHS, GLOBAL_BATCH_SIZE, Bounds, cell_number
 from megabatch.plan.rows import read_table
+from megabatch.plan.workload import IMAGENET_TRAIN, Workload
 from megabatch.schedule.batch import BatchStages
-
-__all__ = ["ConvergenceLaw", "Epochs", "fit_law", "mlperf_law", "read_study"]
 
 MLPERF_TARGET = 0.759
 _LEAST_SCATTER = 0.05
@@ -69,9 +68,6 @@ class ConvergenceLaw:
     covariance: tuple[tuple[float, float], tuple[float, float]]
     scatter: float
     batches: tuple[float, float]
-    target: float
-    source: str
-    num_points: int
 
     def at(self, global_batch_size: float) -> Epochs:
         """Epochs at one global batch; the deviation holds the fit, the scatter of recipes, and extrapolation."""
@@ -79,15 +75,14 @@ class ConvergenceLaw:
         epochs = self.floor_epochs + slope * global_batch_size
         row = np.array([1.0, global_batch_size])
         fit = math.sqrt(max(0.0, float(row @ np.array(self.covariance) @ row))) / epochs
-        outside = max(
-            0.0, math.log2(global_batch_size / self.batches[1]), math.log2(self.batches[0] / global_batch_size) / 4
-        )
+        least, most = self.batches
+        outside = max(0.0, math.log2(global_batch_size / most), math.log2(least / global_batch_size) / 4)
         warning = (
-            f"global batch {global_batch_size:,.0f} is beyond the largest with known convergence "
-            f"({self.batches[1]:,.0f}): whether the target is reached at all is not known"
+            f"global batch {global_batch_size:,.0f} is beyond the largest with known convergence ({most:,.0f}): "
+            "whether the target is reached at all is not known"
         )
-        beyond = global_batch_size > self.batches[1]
-        return Epochs(epochs, math.hypot(fit, self.scatter, 0.10 * outside), (warning,) if beyond else ())
+        warnings = (warning,) if global_batch_size > most else ()
+        return Epochs(epochs, math.hypot(fit, self.scatter, 0.10 * outside), warnings)
 
     def for_stages(self, stages: BatchStages) -> Epochs:
         """Epochs of a run whose batch changes: each stage contributes its epochs / E(batch) to a whole of 1."""
@@ -109,23 +104,49 @@ class ConvergenceLaw:
         return 1 / sum(length / self.at(batch).epochs for length, batch in known if length > 0)
 
 
+def choose_law(target: float | None, study: Path | None, workload: Workload) -> ConvergenceLaw | None:
+    """The law of the user's study, or that of the stored points; None where neither was asked for.
+
+    Raises:
+        ConfigError: no such accuracy, or one about which the stored points say nothing.
+    """
+    top1 = target / 100 if target is not None and target > 1 else target
+    if top1 is not None and not 0 < top1 < 1:
+        raise ConfigError(f"target {target:g} is no accuracy; give top-1 in per cent, such as 75.9")
+    if study is not None:
+        return read_study(study, top1)
+    if top1 is None:
+        return None
+    if abs(top1 - MLPERF_TARGET) > 0.0015:
+        raise ConfigError(
+            f"target {100 * top1:g} % is not the {100 * MLPERF_TARGET:g} % of the stored convergence points, which "
+            "say nothing about it; give your own runs with --study, or leave --target out to count the recipe's epochs"
+        )
+    if (workload.model, workload.num_train) != ("resnet50", IMAGENET_TRAIN):
+        raise ConfigError(
+            f"the stored convergence points are of resnet50 on ImageNet's {IMAGENET_TRAIN:,} images, the recipe "
+            f"trains {workload.model} on {workload.num_train:,}; give your own runs with --study, or leave --target out"
+        )
+    return mlperf_law()
+
+
 def mlperf_law() -> ConvergenceLaw:
     """The law of the shipped points."""
     with open(_POINTS, encoding="utf-8", newline="") as file:
         points = [(float(row["global_batch_size"]), float(row["epochs_mean"])) for row in csv.DictReader(file)]
-    return fit_law(points, MLPERF_TARGET, "MLPerf Training 4.0 reference convergence points")
+    return fit_law(points, "MLPerf Training 4.0 reference convergence points")
 
 
-def fit_law(points: Sequence[tuple[float, float]], target: float, source: str) -> ConvergenceLaw:
+def fit_law(points: Sequence[tuple[float, float]], source: str) -> ConvergenceLaw:
     """Least squares of ln E, each point alike; a constant where the best line falls by no more than chance.
 
     Raises:
         DataError: fewer than three points or two batches, a value that cannot be, epochs that fall with the batch or
             do otherwise than the law can.
     """
-    for pair in points:
-        if GLOBAL_BATCH_SIZE.why_not(pair[0]) or EPOCHS.why_not(pair[1]):
-            raise DataError(f"{source} has a point of global batch {pair[0]:g} and {pair[1]:g} epochs; remove it")
+    for batch, epochs in points:
+        if GLOBAL_BATCH_SIZE.why_not(batch) or EPOCHS.why_not(epochs):
+            raise DataError(f"{source} has a point of global batch {batch:g} and {epochs:g} epochs; remove it")
     batches = np.array([batch for batch, _ in points])
     logs = np.log([epochs for _, epochs in points])
     if len(points) < 3 or batches.max() < _LEAST_RANGE * batches.min():
@@ -136,11 +157,9 @@ def fit_law(points: Sequence[tuple[float, float]], target: float, source: str) -
         )
     _refuse_fall(batches, logs, source)
     design = np.stack([np.ones_like(batches), batches], axis=1)
-    line = _gauss_newton(design, logs)
-    if line[1] <= 0:
+    floor, slope = map(float, _gauss_newton(design, logs))
+    if slope <= 0:
         floor, slope, design = math.exp(logs.mean()), 0.0, design[:, :1]
-    else:
-        floor, slope = float(line[0]), float(line[1])
     if not floor > 0:
         raise DataError(
             f"{source} contradicts the law E0 (1 + B / Bc): E0 comes out as {floor:.3g}; look for wrong rows"
@@ -161,7 +180,7 @@ def fit_law(points: Sequence[tuple[float, float]], target: float, source: str) -
     (a, b), (c, d) = covariance.tolist()
     critical = floor / slope if slope > 0 else math.inf
     limits = (float(batches.min()), float(batches.max()))
-    return ConvergenceLaw(floor, critical, ((a, b), (c, d)), scatter, limits, target, source, len(points))
+    return ConvergenceLaw(floor, critical, ((a, b), (c, d)), scatter, limits)
 
 
 def _gauss_newton(design: Array, logs: Array) -> Array:
@@ -221,4 +240,4 @@ def read_study(path: str | Path, target: float | None) -> ConvergenceLaw:
         reached = top1 is None or target is None or (top1 / 100 if top1 > 1 else top1) >= target
         if reached or epoch_key == "epochs_to_target":
             points.append((batch, epochs))
-    return fit_law(points, target or 0.0, f"study '{Path(path).name}'")
+    return fit_law(points, f"study '{Path(path).name}'")

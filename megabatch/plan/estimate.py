@@ -29,8 +29,6 @@ from megabatch.plan.step import Candidate, Prices, StepModel, StepTime
 from megabatch.plan.workload import Workload
 from megabatch.schedule.batch import BatchStages
 
-__all__ = ["INITIALISATION", "Estimate", "Estimator", "Sensitivity"]
-
 INITIALISATION = "initialisation"
 
 _OTHER_TIMES = 0.5
@@ -52,21 +50,17 @@ _BETTER = {
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a candidate would take. `step` is of the stage with most steps; intervals hold 80 %.
+    """What a candidate would take. `step` and its parts are of the stage with most steps; intervals hold 80 %.
 
-    time_parts: seconds by part, summing to `total.middle`. cost is None when the cluster has no price.
+    time_parts: seconds by part, summing to `total.middle`. cost: None when the cluster has no price.
     warnings: what makes the intervals wide. notes: what else to know.
     """
 
     candidate: Candidate
     batch: str
     step: Interval
-    step_parts: Mapping[str, float]
-    communication_seconds: float
-    local_batch: float
-    ghost_batch_size: int
+    step_time: StepTime
     images_per_second: Interval
-    efficiency: float
     epochs: Interval
     steps: int
     time_parts: Mapping[str, float]
@@ -75,7 +69,6 @@ class Estimate:
     node_hours: Interval
     cost: Interval | None
     currency: str
-    largest_part: str
     warnings: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
@@ -124,9 +117,7 @@ class Estimator:
         law, load = self.convergence, self.workload
         if law is None:
             return Epochs(load.epochs, 0.0)
-        return law.for_stages(
-            load.stages if load.fixed_stages else load.stages_over(law.whole(load.stages, load.epochs))
-        )
+        return law.for_stages(load.stages_over(law.whole(load.stages, load.epochs)))
 
     @cached_property
     def steps_by_batch(self) -> list[tuple[int, int]]:
@@ -158,9 +149,7 @@ class Estimator:
         cluster, workers = self.cluster, candidate.workers
         cluster.check_holds(workers)
         candidate.grid.check_fits(workers)
-        counts = self.steps_by_batch
-        steps = self._steps(candidate)
-        main_batch = self._main_batch
+        counts, steps, main_batch = self.steps_by_batch, self._steps(candidate), self._main_batch
         step = steps[main_batch]
         deviations = {batch: self.step.deviation(candidate, batch) for batch in steps}
         if deviations[main_batch] > MAX_DEVIATION:
@@ -179,12 +168,13 @@ class Estimator:
         # Stages are wrong together, if they are: their deviations add as they are, not in squares.
         of_steps = sum(number * steps[batch].seconds * deviations[batch] for batch, number in counts) / parts["steps"]
         of_failures = cluster.node_mtbf_seconds.relative_deviation if cluster.node_mtbf_seconds else 0.0
-        clock_deviation = math.hypot(
-            parts["steps"] / in_clock * math.hypot(of_steps, self.epochs.deviation),
-            parts["first steps"] / in_clock * cluster.first_steps_seconds.relative_deviation,
-            parts["evaluation"] / in_clock * _OTHER_TIMES,
-            parts["failures"] / in_clock * math.hypot(_OTHER_TIMES, of_failures),
-        )
+        of_parts = {
+            "steps": math.hypot(of_steps, self.epochs.deviation),
+            "first steps": cluster.first_steps_seconds.relative_deviation,
+            "evaluation": _OTHER_TIMES,
+            "failures": math.hypot(_OTHER_TIMES, of_failures),
+        }
+        clock_deviation = math.hypot(*(parts[name] / in_clock * one for name, one in of_parts.items()))
         total_deviation = math.hypot(
             in_clock / total_seconds * clock_deviation,
             parts[INITIALISATION] / total_seconds * cluster.initialisation_seconds.relative_deviation,
@@ -193,18 +183,15 @@ class Estimator:
         nodes, price = cluster.nodes_of(workers), cluster.price_per_node_hour
         hours = total_seconds * nodes / 3600
         cost = interval(hours * price.value, math.hypot(total_deviation, price.relative_deviation)) if price else None
+        images_per_second = Interval(*(main_batch / one for one in (one_step.middle, one_step.high, one_step.low)))
         warnings = [text for batch, _ in counts for text in self.step.warnings(candidate, batch)]
         notes = [text for batch, _ in counts for text in self.step.notes(candidate, batch)]
         return Estimate(
             candidate=candidate,
             batch=str(self.workload.stages_over(self.epochs.epochs)),
             step=one_step,
-            step_parts=step.parts,
-            communication_seconds=step.communication_seconds,
-            local_batch=step.local_batch,
-            ghost_batch_size=step.ghost_batch_size,
-            images_per_second=Interval(*(main_batch / one for one in (one_step.middle, one_step.high, one_step.low))),
-            efficiency=step.efficiency,
+            step_time=step,
+            images_per_second=images_per_second,
             epochs=interval(self.epochs.epochs, self.epochs.deviation),
             steps=sum(number for _, number in counts),
             time_parts=parts,
@@ -213,7 +200,6 @@ class Estimator:
             node_hours=total.times(nodes / 3600),
             cost=cost,
             currency=cluster.currency,
-            largest_part=step.largest_part,
             warnings=tuple(dict.fromkeys([*warnings, *self.epochs.warnings])),
             notes=tuple(dict.fromkeys([*self.workload.notes, *notes])),
         )

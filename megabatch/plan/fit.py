@@ -37,8 +37,6 @@ from megabatch.plan.compute import expected_maximum
 from megabatch.plan.quantity import EVIDENCE, FORM, MAX_DEVIATION, Interval, Reach, interval
 from megabatch.plan.rows import SystemRow
 
-__all__ = ["PARAMETERS", "PRIOR_PARTS", "StepFit", "fit_as_data", "fit_steps", "prior", "row_features"]
-
 PARAMETERS = ("fixed", "per_image", "across", "scatter", "jitter", "evaluation")
 PRIOR_PARTS = {"fixed": 0.025, "across": 0.03, "scatter": 0.035, "jitter": 0.01}
 """Of the time for 256 images; both the mean and the deviation."""
@@ -77,10 +75,6 @@ class StepFit:
         """Whether any of the rows does."""
         return any(row.contains_evaluation for row in self.rows)
 
-    def seconds(self, local_batch: float, world_size: int, num_nodes: int, *, logged: bool = False) -> float:
-        """The middle of the prediction; `logged` adds the evaluation that such a log would contain."""
-        return float(_features(local_batch, world_size, num_nodes, logged) @ np.array(self.parameters))
-
     def pass_seconds(self, ghost_batch_size: float) -> float:
         """What one worker computes for one ghost batch."""
         fixed, per_image, *_ = self.parameters
@@ -94,11 +88,10 @@ class StepFit:
         work: multiply-adds of the network over those of the rows' network.
         """
         *_, across, scatter, jitter, _ = self.parameters
-        slowest = (work * scatter * passes * ghost_batch_size + jitter) * expected_maximum(world_size)
         return {
             "compute": work * passes * self.pass_seconds(ghost_batch_size),
             "exposed communication": across if num_nodes > 1 else 0.0,
-            "stragglers": slowest,
+            "stragglers": (work * scatter * passes * ghost_batch_size + jitter) * expected_maximum(world_size),
         }
 
     def changed(self, part: str, factor: float) -> StepFit:
@@ -139,7 +132,7 @@ class StepFit:
         Raises:
             DataError: the rows say so little that an answer would mean nothing.
         """
-        middle = self.seconds(local_batch, world_size, num_nodes, logged=logged)
+        middle = float(_features(local_batch, world_size, num_nodes, logged) @ np.array(self.parameters))
         deviation = self.deviation(local_batch, world_size, num_nodes, logged=logged)
         if not math.isfinite(middle) or middle <= 0 or deviation > MAX_DEVIATION:
             raise DataError(
@@ -180,18 +173,14 @@ def _features(local_batch: float, world_size: int, num_nodes: int, logs_contain_
 
 
 def fit_steps(rows: Sequence[SystemRow], evidence: str = "same system") -> StepFit:
-    """Fit the parameters to rows of one family.
-
-    Raises:
-        DataError: no rows.
-    """
+    """Fit the parameters to rows of one family."""
     if not rows:
         raise DataError("no calibration rows; give at least one row of the system")
     steps = np.array([row.step_seconds for row in rows])
     design = np.stack([row_features(row) for row in rows])
     mean, deviation = prior(rows)
-    shared = _shared_factors(rows, design, steps, evidence) if evidence not in ("same system", "same stack") else None
-    if shared is not None:
+    if evidence not in ("same system", "same stack"):
+        shared = _shared_factors(rows, design, steps, evidence)
         design = np.hstack([design, shared])
         mean = np.concatenate([mean, np.zeros(shared.shape[1])])
         deviation = np.concatenate([deviation, np.full(shared.shape[1], EVIDENCE[evidence])])
@@ -204,14 +193,9 @@ def fit_steps(rows: Sequence[SystemRow], evidence: str = "same system") -> StepF
     count = len(PARAMETERS)
     logged = any(row.contains_evaluation for row in rows)
     left = [math.sqrt(covariance[i, i]) / deviation[i] for i in range(count if logged else count - 1)]
-    return StepFit(
-        tuple(float(value) for value in parameters[:count]),
-        covariance[:count, :count],
-        tuple(rows),
-        evidence,
-        tuple(PARAMETERS[i] for i, part in enumerate(left) if part > 0.8),
-        lack_of_fit,
-    )
+    undetermined = tuple(PARAMETERS[i] for i, part in enumerate(left) if part > 0.8)
+    values = tuple(float(value) for value in parameters[:count])
+    return StepFit(values, covariance[:count, :count], tuple(rows), evidence, undetermined, lack_of_fit)
 
 
 def prior(rows: Sequence[SystemRow], parts: Mapping[str, float] = PRIOR_PARTS) -> tuple[Array, Array]:
@@ -222,16 +206,9 @@ def prior(rows: Sequence[SystemRow], parts: Mapping[str, float] = PRIOR_PARTS) -
     largest = max(row.local_batch for row in rows)
     per_image = float(np.mean([row.step_seconds / row.local_batch for row in rows if row.local_batch == largest]))
     whole = _REFERENCE_BATCH * per_image
-    mean = np.array(
-        [
-            parts["fixed"] * whole,
-            per_image,
-            parts["across"] * whole,
-            parts["scatter"] * per_image / expected_maximum(_REFERENCE_WORKERS),
-            parts["jitter"] * whole / expected_maximum(_REFERENCE_WORKERS),
-            _EVALUATION_SECONDS,
-        ]
-    )
+    slowest = expected_maximum(_REFERENCE_WORKERS)
+    scatter, jitter = parts["scatter"] * per_image / slowest, parts["jitter"] * whole / slowest
+    mean = np.array([parts["fixed"] * whole, per_image, parts["across"] * whole, scatter, jitter, _EVALUATION_SECONDS])
     deviation = mean.copy()
     deviation[PARAMETERS.index("across")] *= 1 if any(row.num_nodes > 1 for row in rows) else 2
     return mean, deviation

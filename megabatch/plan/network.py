@@ -4,10 +4,9 @@ prices of `comm.price`.
     worker --port-- node --NIC-- rack switch --uplink-- the other racks
 
 A phase advances in rounds; a round lasts as long as its busiest link needs for the transfers that share it, plus
-the latency of the longest path, plus the software latency of one message. Transfers are counted, not assumed; counts
-and rates make the latency and rate of a hop, and `comm.price` does the rest, so that planning, choosing at run time and
-measuring speak of one price. All of this is a straight line in the bytes of the message: latency + bytes / rate. So an
-algorithm on a grid is priced once, as a `Curve`, and each bucket costs an addition.
+the latency of the longest path, plus the software latency of one message. Counted transfers and rates make the latency
+and rate of a hop; `comm.price` does the rest, as it does for choosing at run time and for measuring. The price is a
+straight line in the bytes of the message, so an algorithm on a grid is priced once, as a `Curve`.
 
 Ranks fill nodes, nodes fill racks, in order. A hop along an axis of a grid goes `stride` ranks on. For every node
 and every rack the transfers that leave and enter are counted; the busiest one binds. Worked example, 4 workers a
@@ -31,16 +30,10 @@ from typing import Any
 
 import numpy as np
 
-from megabatch.comm.phases import WORLD, Phase, RoundGroup, num_lanes, phases
-from megabatch.comm.price import LinkCost, phase_seconds
+from megabatch.comm.phases import WORLD, Phase, RoundGroup, num_channels, phases
+from megabatch.comm.price import CHAIN_SEGMENTS, LinkCost, phase_seconds
 from megabatch.comm.shape import GridShape
 
-__all__ = [
-    *("CHAIN_SEGMENTS", "AllReduce", "Curve", "Flows", "Line", "Network", "count_crossings", "count_peer_flows"),
-    *("count_ring_flows", "count_swap_flows", "price_curve", "price_swaps"),
-]
-
-CHAIN_SEGMENTS = 16
 _CLASSES = ("worker link", "NIC", "rack uplink")
 _MAX_COUNTED = 1 << 16
 _WHOLE = 1 << 62
@@ -52,7 +45,7 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """The links alone, bytes per second and seconds: what the price of an all-reduce depends on.
+    """The links of a `Cluster` alone, bytes per second and seconds: what the price of an all-reduce depends on.
 
     collectives: what the backend's own all-reduce is taken for, "ring" or "tree". nodes_per_rack 0: one fabric.
     """
@@ -63,10 +56,10 @@ class Network:
     worker_latency: float
     nic_rate: float
     nic_latency: float
-    rack_rate: float
-    rack_latency: float
     software_latency: float
     collectives: str
+    rack_rate: float = math.inf
+    rack_latency: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +70,14 @@ class _Hop:
     seconds_per_byte: tuple[float, float, float]
 
     @property
+    def slowest(self) -> float:
+        """Seconds per byte on the link that decides how long the bytes take."""
+        return max(self.seconds_per_byte)
+
+    @property
     def binding(self) -> int:
-        """Index of the class of link that decides how long the bytes take."""
-        return self.seconds_per_byte.index(max(self.seconds_per_byte))
+        """Index of the class of that link."""
+        return self.seconds_per_byte.index(self.slowest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +90,13 @@ class Line:
     def seconds(self, message_bytes: float) -> float:
         return self.latency_seconds + message_bytes * sum(self.per_byte)
 
-    def plus(self, other: Line) -> Line:
+    def __add__(self, other: Line) -> Line:
         """One after the other."""
         a, b = self.per_byte, other.per_byte
         return Line(self.latency_seconds + other.latency_seconds, (a[0] + b[0], a[1] + b[1], a[2] + b[2]))
+
+
+_NOTHING = Line(0.0, (0.0, 0.0, 0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +106,10 @@ class AllReduce:
     seconds: float
     parts: Mapping[str, float]
 
-    @property
-    def binding(self) -> str:
-        """What takes most of the time."""
-        return max(self.parts, key=lambda name: self.parts[name]) if self.parts else "nothing"
-
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The price of an algorithm on a grid: the largest of its lines (lanes side by side), or the least (a choice)."""
+    """The price of an algorithm on a grid: the largest of its lines (channels in parallel), or the least (a choice)."""
 
     lines: tuple[Line, ...]
     choice: bool = False
@@ -129,69 +125,61 @@ class Curve:
 
 
 @lru_cache(maxsize=65536)
-def price_curve(network: Network, algorithm: str, shape: GridShape, chain_segments: int = CHAIN_SEGMENTS) -> Curve:
+def price_curve(network: Network, algorithm: str, shape: GridShape, segments: int = CHAIN_SEGMENTS) -> Curve:
     """The price of an algorithm on a grid, for any message."""
     phase_list = phases(algorithm, shape)
-    lanes = [Line(0.0, (0.0, 0.0, 0.0))] * num_lanes(phase_list)
+    channels = [_NOTHING] * num_channels(phase_list)
     busy = [0.0, 0.0, 0.0]
     for phase in phase_list:
-        line, load = _price_phase(network, phase, shape, chain_segments)
-        lanes[phase.lane] = lanes[phase.lane].plus(line)
+        line, load = _price_phase(network, phase, shape, segments)
+        channels[phase.channel] += line
         busy = [one + other for one, other in zip(busy, load, strict=True)]
-    if len(lanes) > 1:
-        # Lanes share the links: no class can be done before it has carried the bytes of all lanes.
-        lanes += [Line(0.0, _only(index, seconds)) for index, seconds in enumerate(busy)]
+    if len(channels) > 1:
+        # Channels share the links: no class can be done before it has carried the bytes of all channels.
+        channels += [Line(0.0, _only(index, seconds)) for index, seconds in enumerate(busy)]
     if algorithm == "backend" and network.collectives == "tree" and phase_list:
-        return Curve((*lanes, _tree(network, shape.world_size)), choice=True)
-    return Curve(tuple(lanes) if phase_list else ())
+        return Curve((*channels, _tree(network, shape.world_size)), choice=True)
+    return Curve(tuple(channels) if phase_list else ())
 
 
 def _hop(network: Network, flows: Flows) -> _Hop:
     """What a round costs in which these transfers share the links."""
     latency = network.software_latency + 2 * network.worker_latency
-    nic = rack = 0.0
-    if flows.nic:
-        latency += 2 * network.nic_latency
-        nic = flows.nic / network.nic_rate
-    if flows.rack:
-        latency += 2 * network.rack_latency
-        rack = flows.rack / network.rack_rate
-    return _Hop(latency, (flows.port / network.worker_rate, nic, rack))
+    latency += 2 * network.nic_latency if flows.nic else 0.0
+    latency += 2 * network.rack_latency if flows.rack else 0.0
+    times = (flows.port / network.worker_rate, flows.nic / network.nic_rate, flows.rack / network.rack_rate)
+    return _Hop(latency, times)
 
 
 def price_swaps(network: Network, world_size: int, steps: Iterable[RoundGroup]) -> Line:
     """Steps in which ranks swap with a partner at the step's own distance: as `halving_doubling` does, in any order."""
-    total = Line(0.0, (0.0, 0.0, 0.0))
+    total = _NOTHING
     for step in steps:
         flows = count_swap_flows(world_size, step.distance, network.workers_per_node, network.nodes_per_rack)
         cost = _hop(network, flows)
-        per_byte = step.count * float(step.share) * max(cost.seconds_per_byte)
-        total = total.plus(Line(step.count * cost.latency_seconds, _only(cost.binding, per_byte)))
+        per_byte = step.count * float(step.share) * cost.slowest
+        total += Line(step.count * cost.latency_seconds, _only(cost.binding, per_byte))
     return total
 
 
-def _price_phase(
-    network: Network, phase: Phase, shape: GridShape, chain_segments: int
-) -> tuple[Line, tuple[float, ...]]:
+def _price_phase(network: Network, phase: Phase, shape: GridShape, segments: int) -> tuple[Line, tuple[float, ...]]:
     """The line of a phase, and the seconds per byte of the message that each class of link is busy with it."""
     if phase.pattern == "halving":
-        swaps = price_swaps(network, shape.world_size, phase.steps())
-        return swaps, swaps.per_byte
-    stride = 1 if phase.axis == WORLD else math.prod(shape.sizes[phase.axis + 1 :])
+        line = price_swaps(network, shape.world_size, phase.steps())
+        return line, line.per_byte
+    stride = 1 if phase.axis == WORLD else shape.stride(phase.axis)
     if phase.pattern == "chain":
-        return _price_chain(network, phase, shape.world_size, stride, chain_segments)
+        return _price_chain(network, phase, shape.world_size, stride, segments)
     layout = (shape.world_size, stride, phase.size, network.workers_per_node, network.nodes_per_rack)
     if phase.pattern == "direct":
         cost = _hop(network, count_peer_flows(*layout))
-        rate, overhead = (phase.size - 1) / max(cost.seconds_per_byte), network.software_latency
+        rate, overhead = (phase.size - 1) / cost.slowest, network.software_latency
     else:
         cost = _hop(network, count_ring_flows(*layout, leaders=phase.leaders))
-        rate, overhead = 1 / max(cost.seconds_per_byte), cost.latency_seconds
+        rate, overhead = 1 / cost.slowest, cost.latency_seconds
     # One axis of its own, whose cost holds what the counting found: sharing is in the rate already.
-    alone, axis = dataclasses.replace(phase, axis=0, leaders=False), GridShape((phase.size,))
-    link = (LinkCost(cost.latency_seconds, rate, overhead),)
-    line = _line(alone, axis, link, cost.binding)
-    busy = sum(line.per_byte) / max(cost.seconds_per_byte)
+    line = _line(phase, LinkCost(cost.latency_seconds, rate, overhead), cost.binding)
+    busy = sum(line.per_byte) / cost.slowest
     return line, tuple(busy * one for one in cost.seconds_per_byte)
 
 
@@ -200,46 +188,48 @@ def _price_chain(
 ) -> tuple[Line, tuple[float, ...]]:
     """Segments move on hop by hop: each hop once, and its slowest once more for every further segment.
 
-    So hops that leave the node, if there are any, are one chain of all segments, and those inside it one of a single
-    segment.
+    So hops that leave the node, if any, are one chain of all segments, and those inside it one of a single segment.
     """
     layout = (world_size, stride, phase.size, network.workers_per_node)
     slow = count_crossings(*layout)
     flows = count_ring_flows(*layout, network.nodes_per_rack, leaders=phase.leaders, closed=False)
-    total = Line(0.0, (0.0, 0.0, 0.0))
+    total = _NOTHING
     for hops, cost, count in (
         (slow, _hop(network, flows), segments),
         (phase.size - 1 - slow, _hop(network, Flows(1, 0, 0)), 1 if slow else segments),
     ):
         if hops:
             share = phase.share if count > 1 else phase.share / segments
-            part = dataclasses.replace(phase, axis=0, leaders=False, size=hops + 1, share=share)
-            link = (LinkCost(cost.latency_seconds, 1 / max(cost.seconds_per_byte), cost.latency_seconds),)
-            total = total.plus(_line(part, GridShape((hops + 1,)), link, cost.binding, count))
+            part = dataclasses.replace(phase, size=hops + 1, share=share)
+            link = LinkCost(cost.latency_seconds, 1 / cost.slowest, cost.latency_seconds)
+            total += _line(part, link, cost.binding, count)
     return total, total.per_byte
 
 
-def _line(phase: Phase, axis: GridShape, link: tuple[LinkCost, ...], binding: int, segments: int = 1) -> Line:
+def _line(phase: Phase, link: LinkCost, binding: int, segments: int = 1) -> Line:
     """The price of a phase on an axis of its own at two sizes, as a line."""
+    alone, axis = dataclasses.replace(phase, axis=0, leaders=False), GridShape((phase.size,))
     segment = float(phase.share) / segments if segments > 1 else 0.0
-    low, high = (phase_seconds(phase, axis, link, size, int(segment * size) or _WHOLE) for size in _SIZES)
+    low, high = (phase_seconds(alone, axis, (link,), size, int(segment * size) or _WHOLE) for size in _SIZES)
     per_byte = (high - low) / (_SIZES[1] - _SIZES[0])
     return Line(low - per_byte * _SIZES[0], _only(binding, per_byte))
 
 
 def _tree(network: Network, world_size: int) -> Line:
+    """The pipelined double binary tree of a backend."""
     per_node = min(network.workers_per_node, world_size)
     nodes = -(-world_size // per_node)
     racks = -(-nodes // network.nodes_per_rack) if network.nodes_per_rack else 1
     inside = _hop(network, Flows(1, 0, 0))
     across = _hop(network, Flows(1, 1 if nodes > 1 else 0, 1 if racks > 1 else 0))
     depth = math.ceil(math.log2(nodes)) if nodes > 1 else 0
-    filling = _TREE_CHUNK_BYTES * max(across.seconds_per_byte)
+    filling = _TREE_CHUNK_BYTES * across.slowest
     latency = 2 * (depth * (across.latency_seconds + filling) + (per_node - 1) * inside.latency_seconds)
-    return Line(latency, _only(across.binding, 2 * max(across.seconds_per_byte)))
+    return Line(latency, _only(across.binding, 2 * across.slowest))
 
 
 def _only(index: int, value: float) -> tuple[float, float, float]:
+    """The value at one class of link, 0 at the others."""
     return (value if index == 0 else 0.0, value if index == 1 else 0.0, value if index == 2 else 0.0)
 
 
@@ -328,8 +318,8 @@ def _busiest(sources: Ints, targets: Ints) -> int:
     if not crossing.any():
         return 0
     # Numbers count from the least one: in a large world the first ranks send to groups far away.
-    ends = (ends[crossing] for ends in (sources, targets))
-    return int(max(np.bincount(groups - groups.min()).max() for groups in ends))
+    groups = (sources[crossing], targets[crossing])
+    return int(max(np.bincount(one - one.min()).max() for one in groups))
 
 
 def _leaving(lines: Ints, groups: Ints, size: int) -> int:

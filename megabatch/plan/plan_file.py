@@ -23,28 +23,23 @@ from pydantic import BaseModel, ValidationError
 from megabatch.comm.phases import ALGORITHMS
 from megabatch.comm.shape import parse_grid
 from megabatch.errors import ConfigError, MegabatchError, nearest
-from megabatch.files import write_atomically
+from megabatch.files import parse_json, read_text, write_atomically
 from megabatch.plan.calibrate import Evidence, gather
-from megabatch.plan.cluster import cluster_names, load_cluster
-from megabatch.plan.convergence import MLPERF_TARGET, ConvergenceLaw, mlperf_law, read_study
+from megabatch.plan.cluster_file import cluster_names, load_cluster
+from megabatch.plan.convergence import choose_law
 from megabatch.plan.estimate import Estimate, Estimator
 from megabatch.plan.fit import fit_as_data
 from megabatch.plan.quantity import Interval, complaint
-from megabatch.plan.search import Goal, PlanResult, Space, plan, worker_counts
-from megabatch.plan.workload import IMAGENET_TRAIN, Workload, workload_of
+from megabatch.plan.search import Goal, PlanResult, Space, plan
+from megabatch.plan.workload import Workload, workload_of
 from megabatch.recipes import load_config
 from megabatch.schedule.batch import parse_stages
 
-__all__ = [
-    *("Answer", "PlanRequest", "PlannedRun", "estimate_as_data", "follow", "parse_duration", "plan_as_data"),
-    *("read_plan", "run", "write_plan"),
-]
-
 _FORMAT = 1
 _MOST_LOCAL_WORKERS = 64
+_OF_LAUNCHERS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK")
 _BATCH = "train.global_batch_size"
 _UNITS = {"": 1.0, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_AS_THEY_ARE = ("batch", "local_batch", "ghost_batch_size", "efficiency", "steps", "currency", "largest_part")
 
 
 @dataclass(frozen=True)
@@ -82,15 +77,26 @@ class Answer:
 
     def as_data(self) -> dict[str, Any]:
         """What `--json` prints and `--output` writes."""
-        asked, fit = self.request, self.evidence.fit
+        asked, fit, name = self.request, self.evidence.fit, self.evidence.cluster.name
         calibration = {"sources": list(self.evidence.sources), "fit": fit_as_data(fit) if fit else None}
-        name, words = self.evidence.cluster.name, asked.overrides
-        data = plan_as_data(self.result, name, overrides=words, scale=asked.scale, epochs=asked.epochs)
+        data = plan_as_data(self.result, name, overrides=asked.overrides, scale=asked.scale, epochs=asked.epochs)
         return data | {"calibration": calibration}
 
 
 def run(request: PlanRequest) -> Answer:
-    """Plan, without a word."""
+    _refuse_mistakes(request)
+    evidence = gather(load_cluster(request.cluster), request.calibrate, request.family, request.stack)
+    cluster, layers, words = evidence.cluster, evidence.layers, list(request.overrides)
+    workload = workload_of(request.recipe, words, layers, scale=request.scale, epochs=request.epochs)
+    law = choose_law(request.target, request.study, workload)
+    estimator = Estimator(cluster, workload, law, evidence.fit)
+    counts, batches = cluster.worker_counts(request.workers), [parse_stages(text) for text in request.batches]
+    space = Space(request.algorithms, parse_grid(request.grid) if request.grid else None, request.bucket_mb)
+    return Answer(request, plan(estimator, counts, _goal(request), batches=batches, space=space), evidence, workload)
+
+
+def _refuse_mistakes(request: PlanRequest) -> None:
+    """Refuse what can be seen to be wrong before anything is read."""
     if not request.recipe:
         raise ConfigError("no recipe given; name one of `megabatch recipes`, or a TOML file, before --cluster")
     if not request.cluster:
@@ -99,18 +105,11 @@ def run(request: PlanRequest) -> Answer:
         if name not in ALGORITHMS:
             hint = nearest(name, ALGORITHMS)
             raise ConfigError(f"all-reduce algorithm '{name}' is unknown; known: {', '.join(ALGORITHMS)}{hint}")
-    evidence = gather(load_cluster(request.cluster), request.calibrate, request.family, request.stack)
-    workload = workload_of(
-        request.recipe, list(request.overrides), evidence.layers, scale=request.scale, epochs=request.epochs
-    )
-    result = plan(
-        Estimator(evidence.cluster, workload, _law(request, workload), evidence.fit),
-        worker_counts(evidence.cluster, request.workers),
-        _goal(request),
-        batches=[parse_stages(text) for text in request.batches],
-        space=Space(request.algorithms, parse_grid(request.grid) if request.grid else None, request.bucket_mb),
-    )
-    return Answer(request, result, evidence, workload)
+    typed = [text for text in request.overrides if text.partition("=")[0].strip() == "train.epochs"]
+    typed += [] if request.epochs is None else [f"--epochs {request.epochs:g}"]
+    if typed and (request.target is not None or request.study is not None):
+        twice = f"{typed[0]} was given beside --target or --study, which say how many epochs it takes"
+        raise ConfigError(f"{twice}; leave one of them out")
 
 
 def parse_duration(text: str) -> float:
@@ -133,34 +132,6 @@ def _goal(request: PlanRequest) -> Goal:
     return Goal(request.objective, deadline, request.budget or math.inf)
 
 
-def _law(request: PlanRequest, workload: Workload) -> ConvergenceLaw | None:
-    target = None if request.target is None else request.target / 100 if request.target > 1 else request.target
-    if target is not None and not 0 < target < 1:
-        raise ConfigError(f"target {request.target:g} is no accuracy; give top-1 in per cent, such as 75.9")
-    typed = [text for text in request.overrides if text.partition("=")[0].strip() == "train.epochs"]
-    typed += [] if request.epochs is None else [f"--epochs {request.epochs:g}"]
-    if typed and (target is not None or request.study is not None):
-        raise ConfigError(
-            f"{typed[0]} was given beside --target or --study, which say how many epochs it takes; leave one of them "
-            "out"
-        )
-    if request.study is not None:
-        return read_study(request.study, target)
-    if target is None:
-        return None
-    if abs(target - MLPERF_TARGET) > 0.0015:
-        raise ConfigError(
-            f"target {100 * target:g} % is not the {100 * MLPERF_TARGET:g} % of the stored convergence points, which "
-            "say nothing about it; give your own runs with --study, or leave --target out to count the recipe's epochs"
-        )
-    if (workload.model, workload.num_train) != ("resnet50", IMAGENET_TRAIN):
-        raise ConfigError(
-            f"the stored convergence points are of resnet50 on ImageNet's {IMAGENET_TRAIN:,} images, the recipe "
-            f"trains {workload.model} on {workload.num_train:,}; give your own runs with --study, or leave --target out"
-        )
-    return mlperf_law()
-
-
 class PlannedStages(BaseModel):
     """A global batch, and the epochs of the run that it is written for."""
 
@@ -171,8 +142,8 @@ class PlannedStages(BaseModel):
 class PlannedRun(BaseModel):
     """What a run takes from a plan file; `text` is the file itself, which stays with the run.
 
-    overrides: those of the user, then the planner's `settings`, so that the planner's win. scale, epochs: None where
-    the recipe is taken as it is.
+    overrides: those of the user, then the planner's `settings`, so that the planner's win.
+    scale, epochs: None where the recipe is taken as it is.
     """
 
     recipe: str
@@ -200,36 +171,31 @@ def plan_as_data(
     overrides, scale, epochs: as the user typed them after `megabatch plan`. Epochs to a target are taken from the
     prediction and rounded up to three digits.
     """
-    chosen, load = result.chosen, result.load
-    bucket = chosen.candidate.bucket_mb
+    chosen, way, load = result.chosen, result.chosen.candidate, result.load
     assumed = load.epochs
     if not math.isclose(chosen.epochs.middle, assumed):  # those to a target
         assumed = epochs = _rounded_up(chosen.epochs.middle)
-    settings: dict[str, Any] = {
-        "comm.algorithm": chosen.candidate.algorithm,
-        "comm.bucket_mb": bucket if math.isfinite(bucket) else load.bucket_mb_of_all,
-        _BATCH: load.stages_over(assumed).text,
-        "train.epochs": assumed,
-        "train.ghost_batch_size": chosen.ghost_batch_size,
-    }
     return {
         "megabatch_plan": _FORMAT,
         "recipe": load.name,
         "cluster": cluster,
         "goal": result.reason,
-        "workers": chosen.candidate.workers,
-        "grid": chosen.candidate.grid.text,
+        "workers": way.workers,
+        "grid": way.grid.text,
         "scale": scale,
         "epochs": epochs,
         "overrides": list(overrides),
-        "settings": settings,
-        # The stages as they were before they were stretched, for a run over yet another length.
-        "stages": {
-            "global_batch_size": load.stages.text,
-            "epochs": assumed if load.fixed_stages else load.epochs,
+        "settings": {
+            "comm.algorithm": way.algorithm,
+            "comm.bucket_mb": way.bucket_mb if math.isfinite(way.bucket_mb) else load.bucket_mb_of_all,
+            _BATCH: load.stages_over(assumed).text,
+            "train.epochs": assumed,
+            "train.ghost_batch_size": chosen.step_time.ghost_batch_size,
         },
-        "prediction": estimate_as_data(chosen),
-        "candidates": [estimate_as_data(one) for one in result.candidates],
+        # The stages as they were before they were stretched, for a run over yet another length.
+        "stages": {"global_batch_size": load.stages.text, "epochs": assumed if load.fixed_stages else load.epochs},
+        "prediction": _estimate_as_data(chosen),
+        "candidates": [_estimate_as_data(one) for one in result.candidates],
         "front": [result.candidates.index(one) for one in result.front],
         "num_considered": result.num_considered,
         "left_out": list(result.left_out),
@@ -238,13 +204,13 @@ def plan_as_data(
     }
 
 
-def estimate_as_data(one: Estimate) -> dict[str, Any]:
+def _estimate_as_data(one: Estimate) -> dict[str, Any]:
     """One estimate; seconds, and 80 % intervals as low and high."""
-    way, bucket = one.candidate, one.candidate.bucket_mb
+    way = one.candidate
 
     def part(*names: str) -> Interval:
         """Parts of a step, as uncertain as the whole of it."""
-        return one.step.times(sum(one.step_parts[name] for name in names) / one.step.middle)
+        return one.step.times(sum(one.step_time.parts[name] for name in names) / one.step.middle)
 
     intervals = {
         "step_seconds": one.step,
@@ -262,12 +228,18 @@ def estimate_as_data(one: Estimate) -> dict[str, Any]:
         "workers": way.workers,
         "algorithm": way.algorithm,
         "grid": way.grid.text,
-        "bucket_mb": bucket if math.isfinite(bucket) else "all",
-        **{name: getattr(one, name) for name in _AS_THEY_ARE},
+        "bucket_mb": way.bucket_mb if math.isfinite(way.bucket_mb) else "all",
+        "batch": one.batch,
+        "local_batch": one.step_time.local_batch,
+        "ghost_batch_size": one.step_time.ghost_batch_size,
+        "efficiency": one.step_time.efficiency,
+        "steps": one.steps,
+        "currency": one.currency,
+        "largest_part": one.step_time.largest_part,
         **{name: dataclasses.asdict(value) if value else None for name, value in intervals.items()},
-        "step_parts_seconds": dict(one.step_parts),
+        "step_parts_seconds": dict(one.step_time.parts),
         "time_parts_seconds": dict(one.time_parts),
-        "hidden_and_exposed_communication_seconds": one.communication_seconds,
+        "hidden_and_exposed_communication_seconds": one.step_time.communication_seconds,
         "warnings": list(one.warnings),
         "notes": list(one.notes),
     }
@@ -284,10 +256,9 @@ def write_plan(path: Path, data: Mapping[str, Any], recipe: str) -> None:
 
 
 def read_plan(path: str | Path) -> PlannedRun:
-    """Read a plan file."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        content = json.loads(text)
+        text = read_text(Path(path))
+        content = parse_json(text)
     except (OSError, ValueError) as error:
         raise ConfigError(f"plan '{path}' cannot be read ({error}); give a file of `megabatch plan --output`") from None
     if not isinstance(content, dict) or content.get("megabatch_plan") != _FORMAT:
@@ -295,10 +266,8 @@ def read_plan(path: str | Path) -> PlannedRun:
     try:
         planned = PlannedRun.model_validate(content)
     except ValidationError as error:
-        reason = ": ".join(complaint(error))
-        raise ConfigError(
-            f"plan '{path}' is damaged ({reason}); write it anew with `megabatch plan --output`"
-        ) from None
+        damage = f"plan '{path}' is damaged ({': '.join(complaint(error))})"
+        raise ConfigError(f"{damage}; write it anew with `megabatch plan --output`") from None
     overrides = (*planned.overrides, *_assignments(planned.settings))
     return planned.model_copy(update={"overrides": overrides, "text": text})
 
@@ -324,12 +293,10 @@ def follow(
             f"plan '{path}' is for recipe '{planned.recipe}', '{recipe}' was given; plan that one, or train the other"
         )
     if scale is not None and scale != planned.scale:
-        made = f"--scale {planned.scale}" if planned.scale else "the recipe as it is"
-        raise ConfigError(
-            f"plan '{path}' is for {made}, --scale {scale} was given; plan that one, or leave --scale out"
-        )
+        made = f"plan '{path}' is for {f'--scale {planned.scale}' if planned.scale else 'the recipe as it is'}"
+        raise ConfigError(f"{made}, --scale {scale} was given; plan that one, or leave --scale out")
     assert planned.workers is not None
-    launched = any(name in environ for name in ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK"))
+    launched = any(name in environ for name in _OF_LAUNCHERS)
     if not launched and workers is None and planned.workers > _MOST_LOCAL_WORKERS:
         raise ConfigError(
             f"plan '{path}' is for {planned.workers:,} workers and no launcher has started them; "

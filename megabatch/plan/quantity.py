@@ -30,23 +30,6 @@ from pydantic import ValidationError
 
 from megabatch.errors import ConfigError, DataError, nearest
 
-__all__ = [
-    *("BATCH", "CERTAINTIES", "CHECKPOINT", "COUNT", "DURATION", "EPOCHS", "EVIDENCE", "FORM", "GLOBAL_BATCH_SIZE"),
-    *("LATENCY", "MAX_DEVIATION", "MTBF", "OVERSUBSCRIPTION", "PRICE", "RATE", "RATIO", "SCATTER", "SHARE", "STEP"),
-    *(
-        "Bounds",
-        "Interval",
-        "Quantity",
-        "Reach",
-        "cell_number",
-        "check_certainty",
-        "check_text",
-        "complaint",
-        "interval",
-    ),
-    *("is_plain", "read_quantity", "shown"),
-]
-
 CERTAINTIES = {"measured": 0.03, "given": 0.10, "quoted": 0.10, "derived": 0.15, "assumed": 0.35, "unknown": 0.60}
 MAX_DEVIATION = 1.0
 """What is uncertain by more than this, a factor of 3.6 each way, is no answer."""
@@ -95,8 +78,8 @@ class Bounds:
         zero = "0 or " if self.or_zero else ""
         return f"give {zero}{kind} from {self.least / unit:g} to {self.most / unit:g}{self.hint}"
 
-    def check(self, value: object) -> object:
-        """For pydantic: the value itself, or `ValueError`."""
+    def check(self, value: Any) -> Any:
+        """The value itself, or `ValueError`."""
         if needed := self.why_not(value):
             raise ValueError(f"is {shown(value)}; {needed}")
         return value
@@ -159,10 +142,8 @@ class Quantity:
 def read_quantity(entry: Any, where: str, bounds: Bounds, unit: float = 1.0, certainty: str = "given") -> Quantity:
     """Read a bare number, which has `certainty`, or a `{ value, certainty, source }` table; times `unit`."""
     table: Mapping[str, Any] = entry if isinstance(entry, Mapping) else {"value": entry}
-    if unknown := set(table) - {"value", "certainty", "source"}:
-        raise ConfigError(
-            f"{where} has unknown keys {', '.join(map(shown, sorted(unknown)))}; give value, certainty, source"
-        )
+    if unknown := ", ".join(shown(key) for key in sorted(set(table) - {"value", "certainty", "source"})):
+        raise ConfigError(f"{where} has unknown keys {unknown}; give value, certainty, source")
     if "value" not in table:
         raise ConfigError(f"{where} has no value; give value, certainty, source")
     if needed := bounds.why_not(table["value"], unit):
@@ -175,7 +156,7 @@ def read_quantity(entry: Any, where: str, bounds: Bounds, unit: float = 1.0, cer
 
 
 def check_certainty(name: object, where: str) -> str:
-    """A key of `CERTAINTIES`; any other raises `ConfigError`."""
+    """The name itself where it is a key of `CERTAINTIES`, else `ConfigError`."""
     if not isinstance(name, str) or name not in CERTAINTIES:
         choice = f"choose one of {', '.join(CERTAINTIES)}{nearest(str(name), CERTAINTIES)}"
         raise ConfigError(f"{where} has certainty {shown(name)}; {choice}")
@@ -194,7 +175,7 @@ def is_plain(text: str) -> bool:
 
 
 def check_text(value: object) -> str:
-    """For pydantic: a text that will be printed, or `ValueError`."""
+    """A text that will be printed, or `ValueError`."""
     if not isinstance(value, str) or not is_plain(value):
         raise ValueError(f"is {shown(value)}; give text on one line, in quotes, without control characters")
     return value
@@ -244,10 +225,8 @@ class Reach:
     """How far a prediction is from what was calibrated.
 
     workers, batch: doublings outside the calibrated range; `workers` below 0: fewer than were measured, where that
-    matters. known_workers: how many were calibrated, in words.
-    evidence: a key of `EVIDENCE`.
-    lack_of_fit: how far the calibrated rows lie off the model themselves.
-    mixed_measurement: the rows are known to contain other work than training steps.
+    matters. evidence: a key of `EVIDENCE`. lack_of_fit: how far the calibrated rows lie off the model themselves.
+    mixed_measurement: the rows contain other work than training steps. known_workers: which were calibrated, in words.
     """
 
     workers: float = 0.0
@@ -273,21 +252,16 @@ class Reach:
     @property
     def warnings(self) -> list[str]:
         """The reasons for a wider interval, for people."""
-        found = []
-        if self.workers < -0.01:
-            found.append(f"{2**-self.workers:,.1f} times fewer workers than those {self.known_workers}")
-        if self.workers > 0.01:
-            far = f"; over {_WARN_BEYOND} times is far outside" if self.workers > math.log2(_WARN_BEYOND) else ""
-            times = 2**self.workers
-            found.append(f"{times:,.{0 if times > 9.5 else 1}f} times the workers {self.known_workers}{far}")
-        if self.batch > 0.01:
-            found.append(f"local batch of a pass {2**self.batch:.3g} times outside the calibrated ones")
-        if self.evidence in _EVIDENCE_WORDS:
-            found.append(_EVIDENCE_WORDS[self.evidence])
-        if self.first_time_across_nodes:
-            found.append("calibrated inside one node only")
-        if self.lack_of_fit > 2 * FORM:
-            found.append(f"the calibration rows disagree with one another by {self.lack_of_fit:.0%}")
-        if self.mixed_measurement:
-            found.append("the calibration rows contain evaluation passes")
-        return found
+        times, apart = 2**self.workers, f"{self.lack_of_fit:.0%}"
+        far = f"; over {_WARN_BEYOND} times is far outside" if times > _WARN_BEYOND else ""
+        more = f"{times:,.{0 if times > 9.5 else 1}f} times the workers {self.known_workers}{far}"
+        reasons = (
+            (self.workers < -0.01, f"{1 / times:,.1f} times fewer workers than those {self.known_workers}"),
+            (self.workers > 0.01, more),
+            (self.batch > 0.01, f"local batch of a pass {2**self.batch:.3g} times outside the calibrated ones"),
+            (self.evidence in _EVIDENCE_WORDS, _EVIDENCE_WORDS.get(self.evidence, "")),
+            (self.first_time_across_nodes, "calibrated inside one node only"),
+            (self.lack_of_fit > 2 * FORM, f"the calibration rows disagree with one another by {apart}"),
+            (self.mixed_measurement, "the calibration rows contain evaluation passes"),
+        )
+        return [text for holds, text in reasons if holds]

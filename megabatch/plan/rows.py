@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,12 +32,8 @@ from itertools import permutations
 from pathlib import Path
 
 from megabatch.errors import DataError
+from megabatch.files import read_text
 from megabatch.plan.quantity import BATCH, COUNT, GLOBAL_BATCH_SIZE, STEP, Bounds, cell_number, is_plain
-
-__all__ = [
-    *("UNKNOWN", "SystemRow", "choose_evidence", "generation", "kind_of", "read_rows", "read_table"),
-    *("refuse_contradicting", "spelled"),
-]
 
 UNKNOWN = "unknown"
 
@@ -132,14 +129,13 @@ def read_rows(path: str | Path) -> tuple[list[SystemRow], list[str]]:
 def read_table(path: str | Path, name: str, wanted: str) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
     """The columns of a CSV, and every row with its line; `name` and `wanted` say in errors what it is and should be."""
     try:
-        with open(path, encoding="utf-8-sig", newline="") as file:  # spreadsheets put a mark in front
-            reader = csv.DictReader(file)
-            reader.fieldnames = columns = [column.strip() for column in reader.fieldnames or ()]
-            rows = [
-                (reader.line_num, {key: (value or "").strip() for key, value in cells.items() if key})
-                for cells in reader
-            ]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        text = read_text(Path(path)).removeprefix("\ufeff")  # spreadsheets put a mark in front
+        reader = csv.DictReader(io.StringIO(text, newline=""))
+        reader.fieldnames = columns = [column.strip() for column in reader.fieldnames or ()]
+        rows = [
+            (reader.line_num, {key: (value or "").strip() for key, value in cells.items() if key}) for cells in reader
+        ]
+    except (OSError, csv.Error) as error:
         raise DataError(f"{name} cannot be read ({error}); give {wanted}") from None
     return columns, rows
 
@@ -149,17 +145,13 @@ def refuse_contradicting(rows: Sequence[SystemRow], source: str | Path) -> None:
 
     A worker with no fewer images among no fewer workers cannot be clearly faster: by more than 5 % where workers,
     nodes and chassis are the same and only the batch is larger, by more than 20 % elsewhere.
-
-    Raises:
-        DataError: two such rows, by their lines.
     """
     for less, more in permutations(rows, 2):
-        work, more_work = (less.world_size, less.local_batch), (more.world_size, more.local_batch)
-        if work == more_work or more_work[0] < work[0] or more_work[1] < work[1]:
+        workers, images = more.world_size - less.world_size, more.local_batch - less.local_batch
+        if workers < 0 or images < 0 or workers == images == 0:
             continue
         places = {(row.world_size, row.num_nodes, row.chassis) for row in (less, more)}
-        limit = _CLEARLY_LESS if len(places) == 1 else _MUCH_LESS
-        if more.step_seconds < limit * less.step_seconds:
+        if more.step_seconds < (_CLEARLY_LESS if len(places) == 1 else _MUCH_LESS) * less.step_seconds:
             one, other = sorted((less, more), key=lambda row: row.line)
             told = " but ".join(
                 f"{row.world_size:,} workers take {1e3 * row.step_seconds:g} ms for {row.local_batch:g} images each"
@@ -192,9 +184,8 @@ def generation(accelerator: str) -> str:
     if accelerator in _CHASSIS:
         return _CHASSIS[accelerator][1]
     found = re.match(r"tpu-v\d+|[a-z]+-?\d+", accelerator)
-    if not found:
-        return accelerator
-    return found[0] if found[0].startswith("tpu") else found[0].replace("-", "")
+    name = found[0] if found else accelerator
+    return name.replace("-", "") if found and not name.startswith("tpu") else name
 
 
 def kind_of(accelerator: str) -> str:
@@ -202,31 +193,6 @@ def kind_of(accelerator: str) -> str:
     if accelerator.startswith("tpu"):
         return "tpu"
     return "gpu" if _GPU.match(accelerator) else "other"
-
-
-def choose_evidence(
-    rows: Sequence[SystemRow], family: str, stack: str, accelerator: str, chassis: str
-) -> tuple[list[SystemRow], str]:
-    """The rows to calibrate on, of the same family and stack or the nearest there are, and a key of `EVIDENCE`.
-
-    Raises:
-        DataError: nothing with this accelerator.
-    """
-    same_family = [row for row in rows if row.family == family]
-    same_stack = [row for row in same_family if row.stack == stack]
-    if same_stack:
-        return same_stack, "same system" if any(row.chassis == chassis for row in same_stack) else "same stack"
-    framework = stack.split(" ")[1] if " " in stack else ""
-    same_framework = [row for row in same_family if row.framework == framework]
-    if same_framework:
-        return same_framework, "other stack"
-    if same_family:
-        return same_family, "other framework"
-    relatives = [row for row in rows if row.accelerator == accelerator]
-    relatives = relatives or [row for row in rows if generation(row.accelerator) == generation(accelerator)]
-    if relatives:
-        return relatives, "other system"
-    raise DataError(f"no calibration row has the accelerator '{accelerator}'; add one, or measure a node")
 
 
 def _read_row(cells: dict[str, str], line: int, where: str) -> tuple[SystemRow | None, str]:
@@ -241,34 +207,30 @@ def _read_row(cells: dict[str, str], line: int, where: str) -> tuple[SystemRow |
     nodes, workers, doubt = _world(cells, system, where)
     if not workers:
         return None, "the number of workers is not told"
-    global_batch_size = _number(cells, "gbs", where)
-    local = _number(cells, "local_b", where) or global_batch_size / workers
+    total, rate = _number(cells, "gbs", where), _number(cells, "img_s", where)
+    local = _number(cells, "local_b", where) or total / workers
     if not local:
         return None, "neither local_b nor gbs is told"
     if local < 1:
+        raise DataError(f"{where}: gbs {total:g} on {workers} workers is less than an image each; fix gbs or N")
+    if total and abs(local * workers / total - 1) > 0.02:
         raise DataError(
-            f"{where}: gbs {global_batch_size:g} on {workers} workers is less than an image each; fix gbs or N"
-        )
-    if global_batch_size and abs(local * workers / global_batch_size - 1) > 0.02:
-        raise DataError(
-            f"{where} contradicts itself: {workers} workers x local_b {local:g} is not gbs {global_batch_size:g}; "
+            f"{where} contradicts itself: {workers} workers x local_b {local:g} is not gbs {total:g}; "
             "fix one of the three"
         )
-    rate = _number(cells, "img_s", where)
-    if rate and global_batch_size and abs(global_batch_size / rate * 1e3 / step_ms - 1) > 0.05:
+    if rate and total and abs(total / rate * 1e3 / step_ms - 1) > 0.05:
         raise DataError(
-            f"{where} contradicts itself: gbs {global_batch_size:g} at {rate:g} img_s is "
-            f"{global_batch_size / rate * 1e3:.4g} ms a step, step_ms says {step_ms:g}; fix one of the three"
+            f"{where} contradicts itself: gbs {total:g} at {rate:g} img_s is {total / rate * 1e3:.4g} ms a step, "
+            f"step_ms says {step_ms:g}; fix one of the three"
         )
     accelerator = spelled(cells.get("accel", ""), system)
     organisation = cells.get("org", "").lower().removesuffix("emc")
-    framework = _FRAMEWORK.findall(system)
-    stack = ["-".join(cells.get("round", "").split()), "+".join(sorted({word.lower() for word in framework}))]
-    stack.append("open" if cells.get("division", "").lower().startswith("open") or "_open" in system else "closed")
+    framework = "+".join(sorted({word.lower() for word in _FRAMEWORK.findall(system)}))
+    is_open = cells.get("division", "").lower().startswith("open") or "_open" in system
     row = SystemRow(
         line=line,
         family=f"{organisation}:{accelerator}",
-        stack=" ".join(stack),
+        stack=f"{'-'.join(cells.get('round', '').split())} {framework} {'open' if is_open else 'closed'}",
         accelerator=accelerator,
         chassis=_COUNTS.sub("", system.lower()),
         system=system,
@@ -301,6 +263,7 @@ def _world(cells: dict[str, str], system: str, where: str) -> tuple[int, int, st
 
 
 def _refuse_unlike_twins(rows: Sequence[SystemRow], path: str) -> None:
+    """Refuse two rows of one system and batch whose times differ."""
     seen: dict[tuple[object, ...], SystemRow] = {}
     for row in rows:
         key = (row.family, row.stack, row.system, row.world_size, row.local_batch)

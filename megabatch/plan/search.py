@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -27,11 +26,6 @@ from megabatch.plan.step import Candidate
 from megabatch.plan.workload import Workload
 from megabatch.schedule.batch import BatchStages
 
-__all__ = [
-    *("FLAT_ALGORITHMS", "Goal", "PlanResult", "Space", "best_batch", "best_candidates", "grids_of", "loads_near"),
-    *("plan", "worker_counts"),
-]
-
 FLAT_ALGORITHMS = ("ring", "halving_doubling", "backend")
 """They do not use the grid."""
 
@@ -40,7 +34,6 @@ _LIBRARY_ALGORITHMS = ("backend", "torus", "hierarchical")
 _BUCKETS_MB = (1.0, 2.0, 4.0, 8.0, 16.0, 25.0, 50.0, 100.0, math.inf)
 _DRAW = 1.01
 """A gain of less than this is no reason to leave what plain DDP does."""
-_LARGEST_SEARCH = 4096
 _MANY_WORKERS = 65_536
 _NO_GAIN = 1e-6
 _RUNG = math.sqrt(2)
@@ -89,10 +82,45 @@ class PlanResult:
     @property
     def binding(self) -> str:
         """What would save most if it were better: of the whole, and of the training where that is something else."""
-        found = [one.binding for one in self.sensitivity if one.gain > _NO_GAIN] or [self.chosen.largest_part]
-        if found[0] != INITIALISATION:
-            return found[0]
-        return f"{INITIALISATION} (the training itself by {found[1] if len(found) > 1 else self.chosen.largest_part})"
+        found = [one.binding for one in self.sensitivity if one.gain > _NO_GAIN]
+        first, second, *_ = *found, *[self.chosen.step_time.largest_part] * 2
+        return first if first != INITIALISATION else f"{INITIALISATION} (the training itself by {second})"
+
+
+class _Search:
+    """What was found so far: estimates, how many candidates were priced, and what cannot be, with its reason."""
+
+    def __init__(self, space: Space) -> None:
+        self.space, self.num_considered = space, 0
+        self.found: list[tuple[Estimate, Estimator]] = []
+        self.left_out: dict[str, str] = {}
+
+    def run(self, at: Estimator, workers: int, what: str) -> list[Candidate]:
+        """Estimate the best candidates: one that cannot be told leaves the others."""
+        try:
+            at.cluster.check_holds(workers)
+            best, tried = best_candidates(at, workers, self.space)
+        except MegabatchError as error:
+            self.left_out[what] = str(error)
+            return []
+        self.num_considered += tried
+        for one in best:
+            try:
+                self.found.append((at.estimate(one), at))
+            except MegabatchError as error:
+                self.left_out[f"{one.workers:,} workers, {one.algorithm}"] = str(error)
+        return best
+
+    def run_best_batch(self, estimator: Estimator, workers: int, candidates: Sequence[Candidate]) -> None:
+        """The same at the global batch that reaches the target soonest, where that is not the recipe's own."""
+        try:
+            better, tried = best_batch(estimator, workers, candidates, self.space)
+        except MegabatchError as error:
+            self.left_out[f"{workers:,} workers"] = str(error)
+            return
+        self.num_considered += tried
+        if better is not estimator:
+            self.run(better, workers, f"{workers:,} workers")
 
 
 def plan(
@@ -105,46 +133,19 @@ def plan(
 ) -> PlanResult:
     """Search and choose. Without `batches` the recipe's own is tried, and with a convergence law others beside it.
 
-    With a law the recipe's own stages are stretched to the epochs that the target takes; `batches` are taken as given.
-
     Raises:
         ConfigError: nothing fits, with the reason of the last refusal; or the goal cannot be met, with the nearest.
     """
-    space, cluster = space or Space(), estimator.cluster
     own = [estimator.at(estimator.workload.with_batch(stages)) for stages in batches] or [estimator]
-    found: list[tuple[Estimate, Estimator]] = []
-    considered = 0
-    left_out: dict[str, str] = {}
-
-    def search(at: Estimator, count: int, what: str) -> list[Candidate]:
-        """The best candidates, each estimated: one that cannot be told leaves the others."""
-        nonlocal considered
-        try:
-            cluster.check_holds(count)
-            best, tried = best_candidates(at, count, space)
-        except MegabatchError as error:
-            left_out[what] = str(error)
-            return []
-        considered += tried
-        for one in best:
-            try:
-                found.append((at.estimate(one), at))
-            except MegabatchError as error:
-                left_out[f"{one.workers:,} workers, {one.algorithm}"] = str(error)
-        return best
-
+    search = _Search(space or Space())
     for count in workers:
         best: list[Candidate] = []
         for at in own:
-            best = search(at, count, f"{count:,} workers" + (f", batch {at.workload.stages}" if len(own) > 1 else ""))
-        if estimator.convergence is not None and not batches and count <= cluster.max_workers:
-            try:
-                better, tried = best_batch(estimator, count, best, space)
-                considered += tried
-                if better is not estimator:
-                    search(better, count, f"{count:,} workers")
-            except MegabatchError as error:
-                left_out[f"{count:,} workers"] = str(error)
+            of_batch = f", batch {at.workload.stages}" if len(own) > 1 else ""
+            best = search.run(at, count, f"{count:,} workers{of_batch}")
+        if estimator.convergence is not None and not batches and count <= estimator.cluster.max_workers:
+            search.run_best_batch(estimator, count, best)
+    found, left_out = search.found, search.left_out
     if not found:
         raise ConfigError(list(left_out.values())[-1] if left_out else "nothing to try; name workers")
     found.sort(key=lambda one: one[0].training.middle / (_DRAW if one[0].candidate.algorithm == "backend" else 1.0))
@@ -152,50 +153,13 @@ def plan(
     chosen, reason = _choose(estimates, goal)
     at = next(at for one, at in found if one is chosen)
     served = {f"{one.candidate.workers:,} workers" for one in estimates}
-    return PlanResult(
-        chosen,
-        at.workload,
-        tuple(estimates),
-        tuple(_front(estimates)),
-        tuple(at.sensitivity(chosen)),
-        considered,
-        reason,
-        tuple(f"{what}: {why}" for what, why in left_out.items() if what not in served),
-    )
-
-
-def worker_counts(cluster: Cluster, text: str | None) -> list[int]:
-    """Read "1024", "256,1024" or "64..4096" (doubling).
-
-    Without it: the measured world where links were measured, else doubling from one node to all of the cluster; on
-    the machine at hand from one worker to its cores.
-    """
-    if text is None:
-        if cluster.calibration is not None:
-            return [cluster.calibration.shape.world_size]
-        if cluster.measured_here:
-            return _doubling(1, cluster.measured_workers or os.cpu_count() or 1)
-        return _doubling(cluster.workers_per_node, int(min(cluster.max_workers, _LARGEST_SEARCH)))
-    try:
-        if ".." in text:
-            low, high = (int(part.replace("_", "")) for part in text.split(".."))
-            if low < 1 or high < low:
-                raise ValueError
-            return _doubling(low, high)
-        counts = [int(part.replace("_", "")) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"workers '{text}' cannot be read; write 1024, 256,1024 or 64..4096") from None
-    if min(counts) < 1:
-        raise ConfigError(f"workers '{text}': at least 1 is needed")
-    return list(dict.fromkeys(counts))
+    reasons = tuple(f"{what}: {why}" for what, why in left_out.items() if what not in served)
+    front, gains = tuple(_front(estimates)), tuple(at.sensitivity(chosen))
+    return PlanResult(chosen, at.workload, tuple(estimates), front, gains, search.num_considered, reason, reasons)
 
 
 def best_candidates(estimator: Estimator, workers: int, space: Space) -> tuple[list[Candidate], int]:
-    """The best candidate of each algorithm, best first, and how many were tried.
-
-    Raises:
-        ConfigError: nothing fits, with the reason of the last refusal.
-    """
+    """The best candidate of each algorithm, best first, and how many were tried."""
     cluster, usual_mb = estimator.cluster, estimator.workload.bucket_mb
     names = space.algorithms or (_LIBRARY_ALGORITHMS if cluster.backend == "nccl" else tuple(ALGORITHMS))
     buckets = (space.bucket_mb,) if space.bucket_mb else _BUCKETS_MB
@@ -230,9 +194,6 @@ def best_batch(
 
     `candidates` are the best ways to run the recipe's own batch, none when it cannot be run. They and those of a
     middling batch suit the others well enough to compare: a whole search is made again only for the one that wins.
-
-    Raises:
-        ConfigError: no batch with known convergence fits the workers.
     """
     law, workload = estimator.convergence, estimator.workload
     assert law is not None
@@ -314,6 +275,7 @@ def grids_of(workers: int) -> list[GridShape]:
 
 
 def _shapes_for(cluster: Cluster, algorithm: str, workers: int) -> list[GridShape]:
+    """The grids on which an algorithm is tried; one where the grid makes no difference."""
     if workers == 1:
         return [GridShape((1, 1))]
     if cluster.calibration is not None:
@@ -331,6 +293,7 @@ def _least(priced: Sequence[tuple[float, Candidate]], usual_mb: float) -> tuple[
 
 
 def _choose(found: Sequence[Estimate], goal: Goal) -> tuple[Estimate, str]:
+    """The estimate that meets the goal best, and why it is the one."""
     within = [one for one in found if one.training.middle <= goal.deadline_seconds and one.bill.middle <= goal.budget]
     if not within:
         fastest, cheapest = min(one.training.middle for one in found), min(one.bill.middle for one in found)
@@ -357,10 +320,3 @@ def _front(found: Sequence[Estimate]) -> list[Estimate]:
         if not front or one.node_hours.middle < front[-1].node_hours.middle * (1 - 1e-9):
             front.append(one)
     return front
-
-
-def _doubling(low: int, high: int) -> list[int]:
-    counts = [low]
-    while counts[-1] * 2 < high:
-        counts.append(counts[-1] * 2)
-    return [*counts, high] if high > counts[-1] else counts

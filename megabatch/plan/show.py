@@ -21,7 +21,6 @@ from rich.table import Table
 from megabatch.files import write_atomically
 from megabatch.plan.calibrate import Evidence
 from megabatch.plan.cluster import Cluster
-from megabatch.plan.cluster_file import cluster_as_data
 from megabatch.plan.estimate import Estimate
 from megabatch.plan.fit import PARAMETERS, StepFit
 from megabatch.plan.quantity import Interval
@@ -31,19 +30,9 @@ from megabatch.plan.workload import Workload
 from megabatch.report.figure import Axis, Figure, Series, write_figures
 from megabatch.report.plan_compare import PlanComparison
 
-__all__ = [
-    *("draw_plan", "duration", "front_figure", "parts_figure", "print_cluster", "print_comparison", "print_plan"),
-    "print_validation",
-]
-
 _SHOWN = 12
 _BAR = 30
-_PARTS = {
-    "compute": "compute",
-    "exposed communication": "communication",
-    "stragglers": "momentum",
-    "loader": "data",
-}
+_COLORS = {"compute": "compute", "exposed communication": "communication", "stragglers": "momentum", "loader": "data"}
 """The parts of a step, and the report's colour of each."""
 _MOST_BARS = 7
 _RULES = {
@@ -54,11 +43,11 @@ _RULES = {
 
 def print_plan(result: PlanResult, evidence: Evidence, workload: Workload, console: Console | None = None) -> None:
     """The candidates, the choice, its parts, what binds it, what would help, and what to be wary of."""
-    out = console or Console(highlight=False, soft_wrap=True)
+    out = console or _terminal()
     chosen, cluster = result.chosen, evidence.cluster
     out.print(f"[bold]{escape(workload.name)}[/bold] on {escape(cluster.title or cluster.name)}")
-    mb = workload.gradient_bytes / 1e6
-    out.print(f"{workload.model}, gradients {mb:.1f} MB on the wire; {result.num_considered:,} candidates priced")
+    gradients = f"gradients {workload.gradient_bytes / 1e6:.1f} MB on the wire"
+    out.print(f"{workload.model}, {gradients}; {result.num_considered:,} candidates priced")
     for source in evidence.sources:
         out.print(f"calibrated by {escape(source)}")
     if evidence.fit is not None:
@@ -67,16 +56,15 @@ def print_plan(result: PlanResult, evidence: Evidence, workload: Workload, conso
     out.print(_candidates(result))
     for text in result.left_out:
         _print_note(out, "left out", text)
-    flat = chosen.candidate.algorithm in FLAT_ALGORITHMS
-    grid = "" if flat else f"grid {chosen.candidate.grid.text}, "
+    way = chosen.candidate
+    grid = f"grid {_grid(chosen)}, " if _grid(chosen) else ""
+    workers = f"{way.workers:,} worker{'s' if way.workers > 1 else ''}"
     out.print(f"\n[bold]Choice[/bold] ({result.reason})")
-    out.print(
-        f"  {_workers(chosen)}, {chosen.candidate.algorithm}, {grid}buckets {_bucket(chosen)}\n"
-        f"  global batch {chosen.batch}; ghost batch {chosen.ghost_batch_size}"
-    )
+    out.print(f"  {workers}, {way.algorithm}, {grid}buckets {_bucket(chosen)}")
+    out.print(f"  global batch {chosen.batch}; ghost batch {chosen.step_time.ghost_batch_size}")
     _print_facts(out, chosen)
     out.print(f"\n[bold]One step[/bold], {duration(chosen.step.middle)}")
-    _print_bars(out, chosen.step_parts, chosen.step.middle)
+    _print_bars(out, chosen.step_time.parts, chosen.step.middle)
     out.print(f"[bold]The whole run[/bold], {duration(chosen.total.middle)}")
     _print_bars(out, chosen.time_parts, chosen.total.middle)
     out.print(f"[bold]Bound by[/bold] {result.binding}")
@@ -86,11 +74,11 @@ def print_plan(result: PlanResult, evidence: Evidence, workload: Workload, conso
     _print_reservations(out, result, evidence, workload)
 
 
-def print_cluster(cluster: Cluster, file: Mapping[str, Any], console: Console | None = None) -> None:
-    """A line for each value, then what counts as free because the file does not tell."""
-    out = console or Console(highlight=False, soft_wrap=True)
+def print_cluster(cluster: Cluster, values: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:
+    """A line for each value of `cluster_as_data`, then what counts as free because the file does not tell."""
+    out = console or _terminal()
     out.print(f"[bold]{escape(cluster.name)}[/bold]  {escape(cluster.title)}")
-    for entry in cluster_as_data(file):
+    for entry in values:
         value = entry["value"]
         shown = f"{value:,g}" if isinstance(value, int | float) else str(value)
         line = f"{entry['key']:<33} {shown:>14}  {entry['certainty']:<9}"
@@ -101,45 +89,33 @@ def print_cluster(cluster: Cluster, file: Mapping[str, Any], console: Console | 
 
 def print_validation(validation: Validation, console: Console | None = None) -> None:
     """Errors by row and by group."""
-    out = console or Console(highlight=False, soft_wrap=True)
+    out = console or _terminal()
     for rule, title in _RULES.items():
         rows = [row for row in validation.results if row.rule == rule]
         if rows:
-            out.print(f"[bold]{title}[/bold]")
-            out.print(_predicted_rows(rows))
-            out.print()
-    groups = Table("group", "rows", "median error", "largest", "in 80 % interval", box=None)
-    for column in groups.columns[1:]:
-        column.justify = "right"
+            out.print(f"[bold]{title}[/bold]", _predicted_rows(rows), "", sep="\n")
+    groups = _table("group", "rows", "median error", "largest", "in 80 % interval")
     for name, group in validation.as_data()["groups"].items():
         values = (group["median_error"], group["max_error"], group["coverage"])
         groups.add_row(name, str(group["num_rows"]), *("-" if value is None else f"{value:.1%}" for value in values))
     out.print(groups)
-    for text in validation.refused:
-        out.print(f"[yellow]not predicted:[/yellow] {escape(text)}")
-    for text in validation.aside:
-        out.print(f"[yellow]of the rows:[/yellow] {escape(text)}")
+    for label, texts in (("not predicted", validation.refused), ("of the rows", validation.aside)):
+        for text in texts:
+            out.print(f"[yellow]{label}:[/yellow] {escape(text)}")
 
 
 def print_comparison(comparison: PlanComparison, console: Console | None = None) -> None:
     """A table for people, under a line that says where the run is not the plan's."""
-    out = console or Console(highlight=False, soft_wrap=True)
+    out = console or _terminal()
     if comparison.differences:
         out.print(f"[yellow]{comparison.difference_line}[/yellow]")
-    table = Table("part", "predicted [80 %]", "measured", "ratio", "n", "in", box=None, pad_edge=False)
-    for column in table.columns[1:5]:
-        column.justify = "right"
+    table = _table("part", "predicted [80 %]", "measured", "ratio", "n", "in", left=("part", "in"), pad_edge=False)
+    units = {"images/s": ("images/s", 1.0), "training": ("training, s", 1.0)}
     for one in comparison.parts:
-        unit = 1.0 if one.part in ("images/s", "training") else 1e3
-        name = {"images/s": "images/s", "training": "training, s"}.get(one.part, f"{one.part}, ms")
-        table.add_row(
-            name,
-            f"{unit * one.predicted:.4g} [{unit * one.low:.4g} {unit * one.high:.4g}]",
-            f"{unit * one.measured:.4g}",
-            f"{one.ratio:.2f}" if one.predicted else "-",
-            str(one.num_measured),
-            "yes" if one.inside else "NO",
-        )
+        name, unit = units.get(one.part, (f"{one.part}, ms", 1e3))
+        predicted = f"{unit * one.predicted:.4g} [{unit * one.low:.4g} {unit * one.high:.4g}]"
+        ratio, inside = f"{one.ratio:.2f}" if one.predicted else "-", "yes" if one.inside else "NO"
+        table.add_row(name, predicted, f"{unit * one.measured:.4g}", ratio, str(one.num_measured), inside)
     out.print(table)
     out.print(f"[dim]{comparison.medians_line}[/dim]")
     if comparison.remark:
@@ -184,33 +160,20 @@ def _print_note(out: Console, label: str, text: str) -> None:
     out.print(escape("\n".join(lines)).replace(f"{label}:", f"[yellow]{label}:[/yellow]", 1))
 
 
-def _workers(one: Estimate) -> str:
-    return f"{one.candidate.workers:,} worker" + ("s" if one.candidate.workers > 1 else "")
-
-
 def _candidates(result: PlanResult) -> Table:
     money = result.chosen.cost is not None
     many_batches = len({one.batch for one in result.candidates}) > 1
     heads = ["workers", "algorithm", "grid", "bucket", *(["batch"] if many_batches else []), "step", "eff."]
     heads += ["training", escape(result.chosen.currency) or "cost" if money else "node h"]
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for head in heads:
-        table.add_column(head, justify="left" if head in ("workers", "algorithm", "grid") else "right", no_wrap=True)
+    left = ("workers", "algorithm", "grid")
+    table = _table(*heads, left=left, no_wrap=True, padding=(0, 2, 0, 0), pad_edge=False)
     for one in _worth_showing(result):
         mark = "> " if one is result.chosen else "* " if one in result.front else ""
         batch = [one.batch if len(one.batch) < 10 else "stages"] if many_batches else []
-        table.add_row(
-            f"{mark:<2}{one.candidate.workers:>7,}",
-            one.candidate.algorithm,
-            one.candidate.grid.text if one.candidate.algorithm not in FLAT_ALGORITHMS else "-",
-            _bucket(one),
-            *batch,
-            duration(one.step.middle),
-            f"{one.efficiency:.0%}",
-            duration(one.training.middle),
-            f"{one.bill.middle:,.2f}",
-            style="bold" if one is result.chosen else "",
-        )
+        way = (f"{mark:<2}{one.candidate.workers:>7,}", one.candidate.algorithm, _grid(one) or "-", _bucket(one))
+        times = (duration(one.step.middle), f"{one.step_time.efficiency:.0%}", duration(one.training.middle))
+        style = "bold" if one is result.chosen else ""
+        table.add_row(*way, *batch, *times, f"{one.bill.middle:,.2f}", style=style)
     table.caption = "> chosen   * no other is both faster and cheaper"
     table.caption_justify = "left"
     return table
@@ -227,10 +190,10 @@ def _print_facts(out: Console, chosen: Estimate) -> None:
     facts = [
         ("training", _time(chosen.training), "first step to last evaluation"),
         ("with initialisation", _time(chosen.total), "what the bill counts"),
-        ("step", _time(chosen.step), f"{chosen.local_batch:g} images a worker"),
+        ("step", _time(chosen.step), f"{chosen.step_time.local_batch:g} images a worker"),
         ("steps", f"{chosen.steps:,}", ""),
         ("images/s", _spread(chosen.images_per_second, "{:,.0f}"), ""),
-        ("efficiency", f"{chosen.efficiency:.0%}", "of a worker alone on the same images"),
+        ("efficiency", f"{chosen.step_time.efficiency:.0%}", "of a worker alone on the same images"),
         ("epochs", _spread(chosen.epochs, "{:.3g}"), ""),
         ("node hours", _spread(chosen.node_hours, "{:,.3g}"), ""),
     ]
@@ -257,9 +220,8 @@ def _print_bars(out: Console, parts: Mapping[str, float], whole: float) -> None:
     for name, seconds in sorted(parts.items(), key=lambda part: -part[1]):
         if seconds <= 0:
             continue
-        share = seconds / whole
-        bar = "#" * max(1, round(_BAR * share))
-        out.print(f"  {name:<22} {duration(seconds):>10} {share:>5.0%} {bar}")
+        bar = "#" * max(1, round(_BAR * seconds / whole))
+        out.print(f"  {name:<22} {duration(seconds):>10} {seconds / whole:>5.0%} {bar}")
 
 
 def _bucket(one: Estimate) -> str:
@@ -267,69 +229,75 @@ def _bucket(one: Estimate) -> str:
     return f"{size:g} MB" if math.isfinite(size) else "one"
 
 
+def _grid(one: Estimate) -> str:
+    """The grid of a candidate; empty when its algorithm does not use one."""
+    return "" if one.candidate.algorithm in FLAT_ALGORITHMS else one.candidate.grid.text
+
+
+def _terminal() -> Console:
+    return Console(highlight=False, soft_wrap=True)
+
+
+def _table(*heads: str, left: Sequence[str] = (), no_wrap: bool = False, **options: Any) -> Table:
+    """An empty table without lines; its numbers stand on the right, the first column and those of `left` do not."""
+    table = Table(box=None, **options)
+    for head in heads:
+        on_left = head in (left or heads[:1])
+        table.add_column(head, justify="left" if on_left else "right", no_wrap=no_wrap)
+    return table
+
+
 def _predicted_rows(rows: Sequence[RowResult]) -> Table:
-    table = Table("system", "workers", "batch", "ms", "predicted [80 %]", "error", "in", box=None, padding=(0, 1, 0, 0))
-    for column in table.columns:
-        column.no_wrap = True
-    for column in table.columns[1:6]:
-        column.justify = "right"
+    heads = ("system", "workers", "batch", "ms", "predicted [80 %]", "error", "in")
+    table = _table(*heads, left=("system", "in"), no_wrap=True, padding=(0, 1, 0, 0))
     for row in rows:
-        table.add_row(
-            escape(row.row if len(row.row) <= 27 else f"{row.row[:25]}.."),
-            f"{row.workers:,}",
-            f"{row.local_batch:g}",
-            f"{row.measured_ms:.4g}",
-            f"{row.predicted_ms:.4g} \\[{row.low_ms:.4g} {row.high_ms:.4g}]",
-            f"{row.error:+.1%}",
-            "yes" if row.covered else "NO",
-        )
+        system = escape(row.row if len(row.row) <= 27 else f"{row.row[:25]}..")
+        measured = (f"{row.workers:,}", f"{row.local_batch:g}", f"{row.measured_ms:.4g}")
+        predicted = f"{row.predicted_ms:.4g} \\[{row.low_ms:.4g} {row.high_ms:.4g}]"
+        table.add_row(system, *measured, predicted, f"{row.error:+.1%}", "yes" if row.covered else "NO")
     return table
 
 
 def draw_plan(result: PlanResult, cluster: str, path: Path) -> None:
     """Write `path` with the suffixes .svg, .png and .csv, and the parts of a step beside it."""
     stem = path.stem if path.suffix in (".svg", ".png", ".csv") else path.name
-    write_figures([front_figure(result, cluster, stem), parts_figure(result, f"{stem}_parts")], path.parent)
-    write_atomically(path.parent / f"{stem}.csv", _table(result))
+    write_figures([_front_figure(result, cluster, stem), _parts_figure(result, f"{stem}_parts")], path.parent)
+    write_atomically(path.parent / f"{stem}.csv", _csv(result))
 
 
-def front_figure(result: PlanResult, cluster: str, key: str) -> Figure:
+def _front_figure(result: PlanResult, cluster: str, key: str) -> Figure:
     """Training time against cost: a dot a candidate, numbers of workers along the front."""
-    chosen, name = result.chosen, result.load.name
+    chosen, training, way = result.chosen, result.chosen.training, result.chosen.candidate
+
+    def points(found: Sequence[Estimate]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return tuple(one.bill.middle for one in found), tuple(one.training.middle for one in found)
+
     series = []
     for algorithm in dict.fromkeys(one.candidate.algorithm for one in result.candidates):
-        mine = [one for one in result.candidates if one.candidate.algorithm == algorithm]
-        bills, seconds = tuple(one.bill.middle for one in mine), tuple(one.training.middle for one in mine)
-        label = algorithm.replace("_", " ")
-        series.append(Series(label, f"algorithm:{algorithm}", bills, seconds, "simulated", "points"))
+        mine = points([one for one in result.candidates if one.candidate.algorithm == algorithm])
+        series.append(Series(algorithm.replace("_", " "), f"algorithm:{algorithm}", *mine, "simulated", "points"))
     front = sorted(result.front, key=lambda one: one.bill.middle)
-    bills, seconds = tuple(one.bill.middle for one in front), tuple(one.training.middle for one in front)
-    label = "neither faster nor cheaper exists"
-    series.append(Series(label, "ideal", bills, seconds, "simulated", dashed=True))
-    training = chosen.training
-    spread = ((chosen.bill.middle,), (training.middle,)), ((training.low,), (training.high,))
-    series.append(Series("chosen, 80 % interval", "noise", *spread[0], "simulated", "points", *spread[1]))
-    grid = "" if chosen.candidate.algorithm in FLAT_ALGORITHMS else f" {chosen.candidate.grid.text}"
-    title = (
-        f"{name} on {cluster}: {chosen.candidate.workers:,} workers, {chosen.candidate.algorithm}{grid}, "
-        f"{training.middle:,.0f} s"
-    )
+    series.append(Series("neither faster nor cheaper exists", "ideal", *points(front), "simulated", dashed=True))
+    spread = (training.low,), (training.high,)
+    series.append(Series("chosen, 80 % interval", "noise", *points([chosen]), "simulated", "points", *spread))
+    made = f"{way.workers:,} workers, {f'{way.algorithm} {_grid(chosen)}'.rstrip()}, {training.middle:,.0f} s"
+    title = f"{result.load.name} on {cluster}: {made}"
     unit = f"cost [{chosen.currency}]" if chosen.cost is not None else "node hours"
-    x = Axis(f"{unit}, initialisation included", _scale([one.bill.middle for one in result.candidates]))
-    y = Axis("training time [s]", _scale([one.training.middle for one in result.candidates]))
+    bills, seconds = points(result.candidates)
+    x, y = Axis(f"{unit}, initialisation included", _scale(bills)), Axis("training time [s]", _scale(seconds))
     marks = tuple((one.bill.middle, f"{one.candidate.workers:,}") for one in front)
     caption = f"Best of every number of workers and algorithm; {result.num_considered:,} candidates priced."
     return Figure(key, title, caption, x, y, tuple(series), marks)
 
 
-def parts_figure(result: PlanResult, key: str) -> Figure:
+def _parts_figure(result: PlanResult, key: str) -> Figure:
     """What a step consists of along the front, as parts of one."""
     front = sorted(result.front, key=lambda one: one.candidate.workers)
     drawn = front[-_MOST_BARS:]
     labels = tuple(f"{one.candidate.workers:,}\n{duration(one.step.middle)}" for one in drawn)
     series = []
-    for part, color in _PARTS.items():
-        heights = tuple(one.step_parts.get(part, 0.0) / one.step.middle for one in drawn)
+    for part, color in _COLORS.items():
+        heights = tuple(one.step_time.parts.get(part, 0.0) / one.step.middle for one in drawn)
         if any(heights):
             series.append(Series(part, color, labels, heights, "simulated", "bars", group="step"))
     cut = f", {len(drawn)} largest" if len(drawn) < len(front) else ""
@@ -337,12 +305,13 @@ def parts_figure(result: PlanResult, key: str) -> Figure:
     return Figure(key, f"Parts of a step, along the front{cut}", "Predicted.", x, y, tuple(series))
 
 
-def _scale(values: list[float]) -> Literal["log", "linear"]:
+def _scale(values: Sequence[float]) -> Literal["log", "linear"]:
     """Powers of ten need a few of them to show; near values do better without."""
     return "log" if max(values) > 5 * min(values) else "linear"
 
 
-def _table(result: PlanResult) -> str:
+def _csv(result: PlanResult) -> str:
+    """Every candidate with all its numbers."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     head = ("workers", "algorithm", "grid", "bucket_mb", "batch", "step_seconds", "training_seconds", "training_low")

@@ -25,8 +25,6 @@ from megabatch.plan.fit import StepFit
 from megabatch.plan.quantity import Reach
 from megabatch.plan.workload import Layer, Workload, busiest_passes, fill_buckets, fitting_ghost, model_layers
 
-__all__ = ["Candidate", "Prices", "StepModel", "StepTime"]
-
 _ROWS_OF = ("resnet50", 224)
 """What rows of systems train: the network of MLPerf's image classification, and the pixels a side of its images."""
 _OTHER_MODEL = 0.15
@@ -58,12 +56,11 @@ class StepTime:
     local_batch: float
     ghost_batch_size: int
     largest_part: str
-    alone_seconds: float
 
     @property
     def efficiency(self) -> float:
         """One worker alone, on the same images, over this."""
-        return self.alone_seconds / self.seconds
+        return self.parts["compute"] / self.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,35 +124,37 @@ class StepModel:
         """
         cluster, workers = self.cluster, candidate.workers
         ghost = candidate.ghost_batch_size or self.ghost_batch_size(workers)
-        passes = busiest_passes(global_batch_size, ghost, workers)
-        nodes = cluster.nodes_of(workers)
+        passes, nodes = busiest_passes(global_batch_size, ghost, workers), cluster.nodes_of(workers)
         one_pass = self._pass_seconds(ghost)
-        compute = passes * one_pass
-        exposed, whole, link = self.exposed(candidate, one_pass)
+        exposed, communication, link = self.exposed(candidate, one_pass)
         if self.fit is not None:
-            usual = self._usually_exposed(workers, one_pass)
             parts = self.fit.parts(ghost, workers, nodes, passes, self._work_factor(*_ROWS_OF))
-            compute, straggler = parts["compute"], parts["stragglers"]
-            exposed = max(0.0, parts["exposed communication"] + exposed - usual)
-        elif cluster.straggler_ratios:
-            middle = statistics.fmean(cluster.straggler_ratios)
-            straggler = compute * (empirical_maximum(cluster.straggler_ratios, workers) - middle)
+            # The rows have the backend's own all-reduce in them; another counts by how much more or less it exposes.
+            more = exposed - self._usually_exposed(workers, one_pass)
+            parts["exposed communication"] = max(0.0, parts["exposed communication"] + more)
         else:
-            scatter = math.hypot(cluster.straggler_deviation.value * compute, cluster.jitter_seconds.value)
-            straggler = scatter * expected_maximum(workers)
-        loader = 0.0
-        if cluster.loader_images_per_second is not None:
-            loader = global_batch_size / nodes / cluster.loader_images_per_second.value
-        wait = max(0.0, loader - compute - exposed)
-        of_step = {"compute": compute, "exposed communication": exposed, "stragglers": straggler, "loader": wait}
-        seconds = sum(of_step.values())
+            compute = passes * one_pass
+            parts = {"compute": compute, "exposed communication": exposed, "stragglers": self._wait(compute, workers)}
+        rate = cluster.loader_images_per_second
+        loader = global_batch_size / nodes / rate.value if rate else 0.0
+        parts["loader"] = max(0.0, loader - parts["compute"] - parts["exposed communication"])
+        seconds = sum(parts.values())
         if not math.isfinite(seconds) or seconds <= 0:
             raise ConfigError(
                 f"the step comes out as {seconds} s, which cannot be; check the numbers of '{cluster.name}'"
             )
-        largest = max(of_step, key=lambda name: of_step[name])
+        largest = max(parts, key=lambda name: parts[name])
         largest = link if largest == "exposed communication" else largest
-        return StepTime(seconds, of_step, whole, passes * ghost, ghost, largest, compute)
+        return StepTime(seconds, parts, communication, passes * ghost, ghost, largest)
+
+    def _wait(self, compute: float, workers: int) -> float:
+        """What all wait for the slowest of the workers, by the cluster's law or its measured times."""
+        cluster = self.cluster
+        if cluster.straggler_ratios:
+            middle = statistics.fmean(cluster.straggler_ratios)
+            return compute * (empirical_maximum(cluster.straggler_ratios, workers) - middle)
+        scatter = math.hypot(cluster.straggler_deviation.value * compute, cluster.jitter_seconds.value)
+        return scatter * expected_maximum(workers)
 
     def exposed(self, candidate: Candidate, pass_seconds: float) -> tuple[float, float, str]:
         """(seconds left when the backward pass ends, seconds of all buckets, what takes most of them)."""
@@ -170,9 +169,7 @@ class StepModel:
 
     def deviation(self, candidate: Candidate, global_batch_size: int) -> float:
         """Relative standard deviation of `time`: every uncertain number of the cluster, and the model's form."""
-        here = self.time(candidate, global_batch_size)
-        other_model = _OTHER_MODEL if self._other_work else 0.0
-        squares = 0.0
+        here, squares = self.time(candidate, global_batch_size), 0.0
         # A fit knows the step with the backend's own all-reduce; another's differs from it by what the links say.
         for knob in KNOBS if self.fit is None else (*NETWORK_KNOBS, "loader"):
             # Both ways, and as far as it may be: a loader that hardly binds may bind much more.
@@ -182,6 +179,7 @@ class StepModel:
                 steps = [one.time(candidate, global_batch_size).seconds for one in models]
                 squares += max(abs(math.log(seconds / here.seconds)) for seconds in steps) ** 2
         rough = _ROUGH_COLLECTIVES * self._rough_seconds(candidate, here) / here.seconds
+        other_model = _OTHER_MODEL if self._other_work else 0.0
         if self.fit is not None:
             nodes, passes = self.cluster.nodes_of(candidate.workers), round(here.local_batch / here.ghost_batch_size)
             of_fit = self.fit.deviation(here.ghost_batch_size, candidate.workers, nodes, passes)
@@ -238,12 +236,11 @@ class StepModel:
         Without a fit those of the backend itself; with one, whose rows have the backend's own in them, those that
         another algorithm is compared with.
         """
-        if self.cluster.collectives != "tree" or candidate.workers == 1:
+        of_backend, fitted = candidate.algorithm == "backend", self.fit is not None
+        if self.cluster.collectives != "tree" or candidate.workers == 1 or of_backend == fitted:
             return 0.0
-        if self.fit is None:
-            return here.parts["exposed communication"] if candidate.algorithm == "backend" else 0.0
-        if candidate.algorithm == "backend":
-            return 0.0
+        if of_backend:
+            return here.parts["exposed communication"]
         return self._usually_exposed(candidate.workers, self._pass_seconds(here.ghost_batch_size))
 
     def _reach(self, candidate: Candidate) -> Reach:

@@ -22,11 +22,10 @@ from typing import Any
 
 from megabatch.errors import DataError, MegabatchError
 from megabatch.plan.fit import fit_steps
-from megabatch.plan.rows import SystemRow, choose_evidence, generation, read_rows
-
-__all__ = ["CALIBRATED_WORKERS", "RowResult", "Validation", "summarise", "validate_rows"]
+from megabatch.plan.rows import SystemRow, generation, read_rows
 
 CALIBRATED_WORKERS = 64
+_RULES = ("larger", "others", "pairs")
 _OWN = ("same system", "same stack")
 _HEADLINES = ("larger, GPU, own stack", "larger, all")
 
@@ -61,26 +60,24 @@ class Validation:
 
     def as_data(self) -> dict[str, Any]:
         """What `--json` prints; errors and coverage are fractions."""
-        larger = [result for result in self.results if result.rule == "larger"]
-        gpu = [result for result in larger if result.kind == "gpu" and result.evidence in _OWN]
+        larger, others, pairs = ([one for one in self.results if one.rule == rule] for rule in _RULES)
         groups = {
-            "larger, GPU, own stack": gpu,
-            "larger, GPU, other evidence": [r for r in larger if r.kind == "gpu" and r.evidence not in _OWN],
-            "larger, TPU": [r for r in larger if r.kind == "tpu"],
-            "larger, other accelerators": [r for r in larger if r.kind == "other"],
+            "larger, GPU, own stack": [one for one in larger if one.kind == "gpu" and one.evidence in _OWN],
+            "larger, GPU, other evidence": [one for one in larger if one.kind == "gpu" and one.evidence not in _OWN],
+            "larger, TPU": [one for one in larger if one.kind == "tpu"],
+            "larger, other accelerators": [one for one in larger if one.kind == "other"],
             "larger, all": larger,
-            "others": [r for r in self.results if r.rule == "others"],
-            "others, own stack": [r for r in self.results if r.rule == "others" and r.evidence in _OWN],
-            "pairs": [r for r in self.results if r.rule == "pairs"],
+            "others": others,
+            "others, own stack": [one for one in others if one.evidence in _OWN],
+            "pairs": pairs,
         }
         # A table of other systems has other rows to speak of.
-        headline = next(name for name in (*_HEADLINES, "others") if groups[name] or name == "others")
-        covered = larger or groups["others"]
+        headline = next((name for name in _HEADLINES if groups[name]), "others")
         return {
             "rule": __doc__.split("\n\n")[1] if __doc__ else "",
             "headline": headline,
-            **{key: value for key, value in summarise(groups[headline]).items() if key != "coverage"},
-            "coverage": summarise(covered)["coverage"],
+            **summarise(groups[headline]),
+            "coverage": summarise(larger or others)["coverage"],
             "groups": {name: summarise(results) for name, results in groups.items()},
             "rows": [asdict(result) for result in self.results],
             "refused": list(self.refused),
@@ -109,9 +106,7 @@ def validate_rows(path: str | Path) -> Validation:
         rule = "others" if row in small else "larger"
         known = [other for other in small if other is not row]
         try:
-            results.append(
-                _predict(row, *choose_evidence(known, row.family, row.stack, row.accelerator, row.chassis), rule)
-            )
+            results.append(_predict(row, *choose_evidence(row, known), rule))
         except MegabatchError as error:
             refused.append(f"line {row.line} ({row.label}, {row.world_size:,} workers): {error}")
     if not results:
@@ -127,7 +122,28 @@ def validate_rows(path: str | Path) -> Validation:
     return Validation(tuple(results), tuple(refused), tuple(aside))
 
 
+def choose_evidence(row: SystemRow, rows: Sequence[SystemRow]) -> tuple[list[SystemRow], str]:
+    """The rows to predict one from, of its family and stack or the nearest there are, and a key of `EVIDENCE`.
+
+    Raises:
+        DataError: nothing with this accelerator.
+    """
+    family = [one for one in rows if one.family == row.family]
+    if stack := [one for one in family if one.stack == row.stack]:
+        return stack, "same system" if any(one.chassis == row.chassis for one in stack) else "same stack"
+    if framework := [one for one in family if one.framework == row.framework]:
+        return framework, "other stack"
+    if family:
+        return family, "other framework"
+    relatives = [one for one in rows if one.accelerator == row.accelerator]
+    relatives = relatives or [one for one in rows if generation(one.accelerator) == generation(row.accelerator)]
+    if relatives:
+        return relatives, "other system"
+    raise DataError(f"no calibration row has the accelerator '{row.accelerator}'; add one, or measure a node")
+
+
 def _calibration_rows(rows: Sequence[SystemRow]) -> list[SystemRow]:
+    """Rows of at most 64 workers, or of the smallest size that an accelerator has."""
     least: dict[str, int] = {}
     for row in rows:
         kind = generation(row.accelerator)

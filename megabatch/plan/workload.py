@@ -28,11 +28,6 @@ from megabatch.errors import ConfigError, nearest
 from megabatch.recipes import load_config
 from megabatch.schedule.batch import BatchStages, check_whole_ghosts, count_steps, parse_stages
 
-__all__ = [
-    *("IMAGENET_TRAIN", "Branch", "Bucket", "Layer", "Workload", "busiest_passes", "fill_buckets", "fitting_ghost"),
-    *("model_layers", "workload_from_config", "workload_of"),
-]
-
 IMAGENET_TRAIN, IMAGENET_VAL = 1_281_167, 50_000
 _LAYERS = Path(__file__).parent / "data" / "layers.csv"
 _GRADIENT_BYTES = 4
@@ -88,7 +83,6 @@ class Workload:
     work: float = 0.0
     evaluate_every_epochs: float = 1.0
     bucket_mb: float = 25.0
-    algorithm: str = "backend"
     branches: tuple[Branch, ...] = ()
     image_size: int = 224
     max_steps: int = 0
@@ -135,28 +129,19 @@ class Workload:
             samples = round(branch.epochs * stretched * self.num_train)
             alone = BatchStages((0.0,), (global_batch_size,))
             counts.append((global_batch_size, count_steps(alone, self.ghost_batch_size, self.num_train, samples)))
-        return _at_most(counts, self.max_steps)
+        left, found = self.max_steps or math.inf, []
+        for global_batch_size, number in counts:
+            found.append((global_batch_size, int(min(number, left))))
+            left -= found[-1][1]
+        return found
 
     def _total(self, branch: Branch, epochs: float) -> int:
         return branch.global_batch_size or self.stages_over(epochs).at(branch.at_epoch * (epochs / self.epochs))
 
 
-def _at_most(counts: list[tuple[int, int]], limit: int) -> list[tuple[int, int]]:
-    """The first `limit` steps of all; 0: no limit."""
-    left, found = limit or sum(number for _, number in counts), []
-    for global_batch_size, number in counts:
-        found.append((global_batch_size, min(number, left)))
-        left -= found[-1][1]
-    return found
-
-
 @cache
 def model_layers(model: str) -> tuple[tuple[Layer, ...], float]:
-    """The layers of a stored network and its multiply-adds per image.
-
-    Raises:
-        ConfigError: no layer list is stored for it.
-    """
+    """The layers of a stored network and its multiply-adds per image; `ConfigError` when it is not stored."""
     with open(_LAYERS, encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     known = sorted({row["model"] for row in rows})
@@ -210,7 +195,8 @@ def fitting_ghost(workload: Workload, workers: int, pass_seconds: Callable[[floa
         )
     common, share = math.gcd(*totals), totals[0] / workers
     sizes = [size for size in range(_LEAST_GHOST, workload.ghost_batch_size + 1) if common % size == 0]
-    near = [*[size for size in sizes if size <= share][-1:], *[size for size in sizes if size > share][:1]]
+    below = sum(size <= share for size in sizes)
+    near = sizes[max(0, below - 1) : below + 1]
 
     def epoch_seconds(size: int) -> float:
         return sum(busiest_passes(total, size, workers) * pass_seconds(size) / total for total in totals)
@@ -238,13 +224,14 @@ def workload_from_config(config: Config, name: str, layers: tuple[Layer, ...] | 
         layers, work = model_layers(config.model.label)
         work *= (config.data.image_size / 224) ** 2
     num_train, num_val = _num_images(config)
-    stages, collapse = parse_stages(config.train.global_batch_size), config.collapse
-    at_epochs = collapse.at_epochs if collapse else ()
+    collapse, adaptive = config.collapse, config.batch_control and config.batch_control.adaptive
+    of_collapse = (collapse.epochs, collapse.global_batch_size or 0) if collapse else (0.0, 0)
+    note = "the batch may grow by itself (batch_control.adaptive); the stages are priced as they stand"
     return Workload(
         name=name,
         model=config.model.label,
         layers=layers,
-        stages=stages,
+        stages=parse_stages(config.train.global_batch_size),
         ghost_batch_size=config.train.ghost_batch_size,
         epochs=config.train.epochs,
         num_train=num_train,
@@ -253,33 +240,20 @@ def workload_from_config(config: Config, name: str, layers: tuple[Layer, ...] | 
         work=work,
         evaluate_every_epochs=config.train.evaluate_every_epochs or config.train.epochs,
         bucket_mb=config.comm.bucket_mb,
-        algorithm=config.comm.algorithm,
-        branches=tuple(Branch(at, collapse.epochs, collapse.global_batch_size or 0) for at in at_epochs if collapse),
+        branches=tuple(Branch(at, *of_collapse) for at in (collapse.at_epochs if collapse else ())),
         image_size=config.data.image_size,
         max_steps=config.train.max_steps,
-        notes=("the batch may grow by itself (batch_control.adaptive); the stages are priced as they stand",)
-        if config.batch_control and config.batch_control.adaptive
-        else (),
+        notes=(note,) if adaptive else (),
     )
 
 
 def _num_images(config: Config) -> tuple[int, int]:
     """Images to train on and to evaluate; a part of the set where the recipe takes a part."""
-    num_train, num_val = _whole_set(config)
-    held_out = config.data.held_out_images
+    generated, held_out = config.data.generated, config.data.held_out_images
+    known = {**_KNOWN_SETS, "generated": (generated.num_train, generated.num_val)}
+    of_recipe = (config.reference.images or IMAGENET_TRAIN, IMAGENET_VAL)
+    num_train, num_val = known.get(config.data.source, of_recipe)
     num_train = min(config.data.max_train_images or num_train, num_train - held_out)
     if num_train < 1:
         raise ConfigError(f"data.held_out_images {held_out:,} leaves nothing to train on; hold out fewer")
     return num_train, held_out or num_val
-
-
-def _whole_set(config: Config) -> tuple[int, int]:
-    """Images of a known set; ImageNet's where the recipe is of that size; the generated set's otherwise."""
-    source = config.data.source
-    if config.reference.images and source not in (*_KNOWN_SETS, "generated"):
-        return config.reference.images, IMAGENET_VAL
-    if source in _KNOWN_SETS:
-        return _KNOWN_SETS[source]
-    if source == "generated":
-        return config.data.generated.num_train, config.data.generated.num_val
-    return IMAGENET_TRAIN, IMAGENET_VAL

@@ -7,12 +7,12 @@ A recipe opens with `[reference]`: the paper, the hardware, the time and the acc
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
 from megabatch.config import Config
 from megabatch.errors import ConfigError, nearest
+from megabatch.files import parse_toml, read_text
 from megabatch.recipes.scale import at_scale, over_epochs, read_profile
 from megabatch.recipes.validate import apply_override, validate
 
@@ -64,8 +64,8 @@ def load_config(
 def config_from_toml(text: str, source: str) -> Config:
     """Read back what `Config.to_toml` wrote."""
     try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        table = parse_toml(text)
+    except ValueError as error:
         raise ConfigError(f"{source} is not valid TOML: {error}; restore the file or start a new run") from None
     return validate(table, source=source)
 
@@ -75,8 +75,8 @@ def _read_with_base(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     if path in seen:
         raise ConfigError(f"recipe '{path.name}' builds on itself through `base`; break the circle")
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        table = parse_toml(read_text(path))
+    except (OSError, ValueError) as error:
         raise ConfigError(f"recipe '{path.name}' cannot be read: {error}; it must be a TOML file") from None
     base = table.pop("base", None)
     if base is None:

@@ -2,8 +2,8 @@
 
 `at_scale` replaces images, network and ghost batch by those of a profile (a TOML file in `recipes/scales`, or one of
 the user's own) and scales every batch so that batch / images in the set stays. Epochs and schedules stay. Hence the
-number of steps stays, and with it the noise scale rate * images / batch (Smith and Le 2017), so rates stay too;
-`optimizer.lr_factor` changes their level. Batches are rounded to whole ghost batches: `scaling_lines` says how.
+number of steps stays, and with it the noise scale lr * images / batch (Smith and Le 2017), so learning rates stay
+too; `optimizer.lr_factor` changes their level. Batches are rounded to whole ghost batches: `scaling_lines` says how.
 
 `over_epochs` compresses or stretches the epoch axis: every epoch in schedules, batch stages, transitions and collapses
 is multiplied by the same factor. How often a run is evaluated and saved stays.
@@ -14,8 +14,6 @@ Both go by the house's naming rule, so that they reach settings they have never 
 
 from __future__ import annotations
 
-import math
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,10 +23,9 @@ from pydantic import Field, ValidationError
 from megabatch.config import Config
 from megabatch.config.section import PositiveInt, Section
 from megabatch.errors import ConfigError, nearest
+from megabatch.files import parse_toml, read_text
 from megabatch.recipes.validate import apply_override, validate
-from megabatch.schedule.batch import BatchStages, count_steps, parse_stages
-
-__all__ = ["Profile", "at_scale", "over_epochs", "profile_names", "read_profile", "scaling_lines", "stretched"]
+from megabatch.schedule.batch import MAX_EPOCHS, BatchStages, count_steps, parse_stages
 
 SCALES = Path(__file__).parent / "scales"
 _INTERVALS = ("evaluate_every_epochs", "every_epochs")  # for those who watch; no part of the method
@@ -67,17 +64,17 @@ def read_profile(name: str, overrides: list[str] | None = None) -> Profile:
         hint = nearest(name, profile_names()) or f"; known: {', '.join(profile_names())}"
         raise ConfigError(f"unknown scale '{name}'{hint}; give one of these, or a TOML file with a profile")
     try:
-        table = {"name": path.stem, **tomllib.loads(path.read_text(encoding="utf-8"))}
+        table = {"name": path.stem, **parse_toml(read_text(path))}
         for override in overrides or []:
             if override.lstrip().startswith(("data.", "model.", "train.ghost_batch_size")):
                 apply_override(table, override)
         return Profile.model_validate(table)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"scale '{name}' cannot be read: {error}; it must be a TOML file") from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"scale '{name}' is no profile: '{where}': {first['msg'].lower()}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"scale '{name}' cannot be read: {error}; it must be a TOML file") from None
 
 
 def at_scale(config: Config, profile: Profile) -> Config:
@@ -117,8 +114,8 @@ def over_epochs(config: Config, epochs: float) -> Config:
     Raises:
         ConfigError: a number of epochs that cannot work.
     """
-    if not 0 < epochs < math.inf:
-        raise ConfigError(f"--epochs {epochs:g} cannot be used; give a number above 0")
+    if not 0 < epochs <= MAX_EPOCHS:
+        raise ConfigError(f"--epochs {epochs:g} cannot be used; give a number above 0, at most {MAX_EPOCHS:,.0f}")
     table = stretched(config.model_dump(mode="json", exclude_none=True), epochs / config.train.epochs)
     table["train"]["epochs"] = epochs  # exactly
     return validate(table, source=f"the recipe over {epochs:g} epochs")

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
-
 from rich.console import Console
 from rich.table import Table
 
 from megabatch.config import Config
+from megabatch.files import parse_toml, read_text
 from megabatch.recipes import load_config, recipe_names, recipe_path
 from megabatch.schedule.batch import count_steps, parse_stages, shard_range
-
-__all__ = ["derived_numbers", "print_recipe", "print_recipes"]
 
 _LABEL = 11
 
@@ -43,8 +40,8 @@ def print_recipe(name: str, console: Console | None = None) -> None:
         console.print(f"{'unknown':<{_LABEL}}{line}", markup=False)
     for line in derived_numbers(config):
         console.print(f"{'numbers':<{_LABEL}}{line}", markup=False)
-    text = recipe_path(name).read_text(encoding="utf-8")
-    if base := tomllib.loads(text).get("base"):
+    text = read_text(recipe_path(name))
+    if base := parse_toml(text).get("base"):
         console.print(f"{'built on':<{_LABEL}}{base}: what is not set below is as there", markup=False)
     console.print()
     console.print(text, markup=False)

@@ -9,9 +9,8 @@ from pydantic import BaseModel, ValidationError
 
 from megabatch.config import Config
 from megabatch.errors import ConfigError, nearest
+from megabatch.files import parse_toml
 from megabatch.schedule.pieces import Piece
-
-__all__ = ["RENAMED", "apply_override", "validate"]
 
 # Settings that had another name before 0.1 was released. A recipe that still has one is refused with the new name.
 RENAMED = {
@@ -31,6 +30,7 @@ RENAMED = {
     "optimizer.rmsprop_warmup.rate": "optimizer.rmsprop_warmup.lr",
     "collapse.learning_rate": "collapse.lr",
     "collapse.batch_total": "collapse.global_batch_size",
+    "batch_control.noise": "batch_control.noise_rule",
     "batch_control.measure_every_updates": "batch_control.measure_every_steps",
     "batch_control.adaptive.max_batch_total": "batch_control.adaptive.max_global_batch_size",
     "batch_control.adaptive.lead_updates": "batch_control.adaptive.lead_steps",
@@ -74,9 +74,11 @@ def apply_override(table: dict[str, Any], override: str) -> None:
 
 def _parse_value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        return parse_toml(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text.strip()
+    except ValueError as error:
+        raise ConfigError(f"--set value '{text[:60]}...' cannot be used: {error}; give a smaller one") from None
 
 
 def validate(table: dict[str, Any], source: str) -> Config:

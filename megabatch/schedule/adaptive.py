@@ -22,8 +22,6 @@ from typing import Any
 
 from megabatch.schedule.noise import NoiseSample
 
-__all__ = ["AdaptiveBatch"]
-
 
 @dataclass
 class AdaptiveBatch:

@@ -24,16 +24,8 @@ from itertools import pairwise
 from megabatch.errors import ConfigError
 from megabatch.schedule.noise import NoiseRule, keep_noise
 
-__all__ = [
-    "BatchStages",
-    "Step",
-    "check_whole_ghosts",
-    "count_steps",
-    "first_sample",
-    "iterate_steps",
-    "parse_stages",
-    "shard_range",
-]
+MAX_EPOCHS = 1e6
+_MAX_BATCH = 2**48
 
 
 @dataclass(frozen=True)
@@ -93,12 +85,14 @@ def parse_stages(text: int | str) -> BatchStages:
             ) from None
     epochs = tuple(epoch for epoch, _ in stages)
     totals = tuple(total for _, total in stages)
-    if not stages or epochs[0] != 0 or not all(a < b for a, b in pairwise(epochs)):
+    if not stages or epochs[0] != 0 or epochs[-1] > MAX_EPOCHS or not all(a < b for a, b in pairwise(epochs)):
         raise ConfigError(
             f'global_batch_size "{text}" must begin at epoch 0 and rise by stages, for example "0:1024 30:2048"'
         )
     if min(totals) < 1:
         raise ConfigError(f"global_batch_size {min(totals)} is not a positive number of images; give at least one")
+    if max(totals) > _MAX_BATCH:
+        raise ConfigError(f"global_batch_size {max(totals)} is no number of images; give at most {_MAX_BATCH}")
     return BatchStages(epochs, totals)
 
 
@@ -128,7 +122,7 @@ class Step:
     epoch: float  # where it starts
     stage_batch_size: int = 0  # the global batch of its stage; the last step of a run is cut to what is left
     growth: float = 1.0  # its stage over the first stage
-    noise: NoiseRule = "falls"  # what that does to the noise scale
+    noise_rule: NoiseRule = "falls"  # what that does to the noise scale
     is_last: bool = False
     rank: int = 0
     world_size: int = 1
@@ -141,6 +135,11 @@ class Step:
     def num_ghosts(self) -> int:
         """The ghost batches of all ranks."""
         return self.num_samples // self.ghost_batch_size
+
+    @property
+    def first_ghost(self) -> int:
+        """The number of this rank's first ghost batch among those of the step."""
+        return shard_range(self.num_ghosts, self.world_size, self.rank).start
 
     @cached_property
     def ghosts(self) -> tuple[range, ...]:
@@ -157,7 +156,7 @@ class Step:
 
     def keep_noise(self, lr: float, momentum: float) -> tuple[float, float]:
         """The lr and momentum of this step, by the chosen rule."""
-        return keep_noise(self.noise, lr, momentum, self.growth)
+        return keep_noise(self.noise_rule, lr, momentum, self.growth)
 
 
 def iterate_steps(

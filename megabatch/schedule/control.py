@@ -39,7 +39,7 @@ class BatchControl:
     """Iterates over the steps of a run from where it stands; a new iteration continues, it does not start over.
 
     global_batch_size: a number, stages such as "0:4096 30:8192", or an `AdaptiveBatch`.
-    noise: what a growing batch does to the noise scale.
+    noise_rule: what a growing batch does to the noise scale.
     until_epoch: leave out the steps that start there or later. max_steps: stop after so many; 0 is no limit.
 
     Raises:
@@ -56,7 +56,7 @@ class BatchControl:
         epochs: float,
         rank: int = 0,
         world_size: int = 1,
-        noise: NoiseRule = "falls",
+        noise_rule: NoiseRule = "falls",
         until_epoch: float = math.inf,
         max_steps: int = 0,
     ) -> None:
@@ -75,7 +75,7 @@ class BatchControl:
                 f"{epochs:g} epochs of {samples_per_epoch} images are fewer than a ghost batch of {ghost_batch_size}; "
                 "give more epochs, more images or a smaller ghost_batch_size"
             )
-        self.rank, self.world_size, self.noise = rank, world_size, noise
+        self.rank, self.world_size, self.noise_rule = rank, world_size, noise_rule
         self.until_samples, self.max_steps = first_sample(until_epoch, samples_per_epoch), max_steps
         self.samples = 0
         self.steps = 0
@@ -106,7 +106,7 @@ class BatchControl:
             yield replace(
                 step,
                 growth=step.stage_batch_size / self.stages.global_batch_sizes[0],
-                noise=self.noise,
+                noise_rule=self.noise_rule,
                 is_last=is_limit or self.is_over(step.end_samples),
                 rank=self.rank,
                 world_size=self.world_size,

@@ -32,23 +32,8 @@ from typing import Any, Literal
 
 from megabatch.errors import ConfigError
 
-__all__ = [
-    "NoiseAverage",
-    "NoiseRule",
-    "NoiseSample",
-    "keep_noise",
-    "noise_keeping_momentum",
-    "noise_sample",
-    "sgd_noise_scale",
-]
-
 # What happens to Smith's noise scale when the batch grows: it falls, or the lr or the momentum keeps it.
 NoiseRule = Literal["falls", "lr", "momentum"]
-
-
-def sgd_noise_scale(lr: float, momentum: float, global_batch_size: int, num_images: int) -> float:
-    """Smith's g of a step."""
-    return lr * num_images / (global_batch_size * (1.0 - momentum))
 
 
 def keep_noise(rule: NoiseRule, lr: float, momentum: float, growth: float) -> tuple[float, float]:
@@ -70,7 +55,7 @@ def noise_keeping_momentum(momentum: float, growth: float) -> float:
     if kept < 0.0:
         raise ConfigError(
             f"a batch of {growth:g} times the first stage needs momentum {kept:.3g} to keep the noise scale, which is "
-            'below 0; let the batch grow, or choose batch_control.noise = "lr"'
+            'below 0; let the batch grow, or choose batch_control.noise_rule = "lr"'
         )
     return kept
 

@@ -25,8 +25,6 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from megabatch.errors import ConfigError
 
-__all__ = ["Piece", "Scheduled", "check_pieces", "largest_value", "scaled", "smallest_value", "stretched", "value_at"]
-
 Shape = Literal["constant", "linear", "cosine", "polynomial"]
 
 
@@ -35,13 +33,15 @@ class Piece(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    until_epoch: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    until_epoch: Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)]
     shape: Shape = "constant"
-    start: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    end: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    power: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    from_epoch: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None  # None: where the piece begins
-    end_epoch: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None  # None: until_epoch
+    start: Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
+    end: Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)] | None = None
+    power: Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)] = 1.0
+    from_epoch: Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)] | None = (
+        None  # None: where the piece begins
+    )
+    end_epoch: Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)] | None = None  # None: until_epoch
 
     @model_validator(mode="after")
     def _shape_fits(self) -> Piece:
@@ -75,7 +75,7 @@ class Piece(BaseModel):
 
 
 # A plain number is a schedule that never changes.
-Scheduled = Annotated[float, Field(ge=0, allow_inf_nan=False)] | tuple[Piece, ...]
+Scheduled = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)] | tuple[Piece, ...]
 
 
 def value_at(schedule: float | Sequence[Piece], epoch: float) -> float:

@@ -99,11 +99,7 @@ def cycle(
     return [
         *warmup,
         *polynomial(
-            base,
-            begin_epoch + epochs,
-            power=power,
-            from_epoch=begin_epoch,
-            end_epoch=begin_epoch + zero_after_epochs,
+            base, begin_epoch + epochs, power=power, from_epoch=begin_epoch, end_epoch=begin_epoch + zero_after_epochs
         ),
     ]
 

@@ -20,8 +20,6 @@ from megabatch.study.plan import Study, StudyRun, from_file, from_grid, is_study
 from megabatch.study.results import arm_rows, collect, csv_text, left_out, markdown_table, statements
 from megabatch.study.run import Outcome, evaluate_ensembles, free_cores, is_finished, run_all
 
-__all__ = ["StudyRequest", "conduct", "plan_of"]
-
 
 @dataclass(frozen=True)
 class StudyRequest:
@@ -39,7 +37,6 @@ class StudyRequest:
 
 
 def plan_of(request: StudyRequest) -> Study:
-    """The study that was asked for."""
     if is_study_file(request.target):
         if request.vary or request.seeds or request.baseline:
             raise ConfigError(
@@ -103,8 +100,7 @@ def _write_and_tell(
     if request.as_json:
         print(json.dumps(whole))
         return
-    console.print(table, markup=False)
-    for line in said:
+    for line in (table, *said):
         console.print(line, markup=False)
     files = [output / "table.md", output / "arms.csv", output / "runs.csv", *drawn]
     console.print(f"written: {', '.join(path.name for path in files)} in {output}", markup=False)

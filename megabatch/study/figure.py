@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw_arms", "draw_batch_sizes", "has_matplotlib", "save"]
-
 _COLORS = ("#2457a6", "#c44e52", "#2f8f5b", "#8c5fb5", "#c98a1b", "#4c9db0", "#7a7a7a", "#a8577e")
 _LOST_POINTS = 6.0  # arms this far below the best would squeeze all others together: they are drawn at the edge
 _MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")

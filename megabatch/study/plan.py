@@ -27,9 +27,8 @@ or, on the command line, a recipe and the values its settings take (`from_grid`)
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Annotated
@@ -37,30 +36,44 @@ from typing import Annotated
 from pydantic import Field, ValidationError
 
 from megabatch.config import Config
-from megabatch.config.section import Section
+from megabatch.config.section import Positive, Section
 from megabatch.errors import ConfigError, nearest
+from megabatch.files import parse_toml, read_text
 from megabatch.recipes import load_config
+from megabatch.schedule.batch import MAX_EPOCHS
 
-__all__ = ["Arm", "Study", "StudyRun", "from_file", "from_grid", "is_study_file"]
-
-PositiveInt = Annotated[int, Field(ge=1)]
-Epochs = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Seeds = Annotated[int, Field(ge=1, le=10_000)]
+_Epochs = Annotated[float, Field(gt=0, le=MAX_EPOCHS)]
 
 
-class _ArmTable(Section):
-    """An arm as it stands in the file."""
+class Arm(Section):
+    """One line of the result: a recipe with changes, and which number of its runs is looked at.
+
+    What an arm of a file leaves out, `_resolved` fills in. same_runs_as: the arm whose runs are looked at, where only
+    the number differs. seeds 0: as many as the study says.
+    """
 
     name: Annotated[str, Field(min_length=1)]
     recipe: str = ""
     like: str = ""
     scale: str = ""
-    epochs: Epochs | None = None
+    epochs: _Epochs | None = None
     set: tuple[str, ...] = ()
-    seeds: PositiveInt | None = None
+    seeds: _Seeds = 0
     against: str = ""
     metric: str = "top1"
     group: str = ""
     same_runs_as: str = ""
+
+    @property
+    def runs_of(self) -> str:
+        """The arm whose runs are looked at."""
+        return self.same_runs_as or self.name
+
+    def config(self, seed: int) -> Config:
+        """The settings of one of its runs."""
+        changes = [*self.set, f"train.seed={seed}"]
+        return load_config(self.recipe, changes, scale=self.scale or None, epochs=self.epochs)
 
 
 class _StudyTable(Section):
@@ -69,36 +82,12 @@ class _StudyTable(Section):
     title: str
     recipe: str = ""
     scale: str = ""
-    epochs: Epochs | None = None
-    seeds: PositiveInt = 3
+    epochs: _Epochs | None = None
+    seeds: _Seeds = 3
     baseline: str = ""
-    margin_points: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.5
+    margin_points: Positive = 0.5
     set: tuple[str, ...] = ()
-    arm: Annotated[tuple[_ArmTable, ...], Field(min_length=1)]
-
-
-@dataclass(frozen=True)
-class Arm:
-    """One line of the result: a recipe with changes, and which number of its runs is looked at.
-
-    `runs_of` names the arm whose runs are looked at: its own name, or another's when only the number differs.
-    """
-
-    name: str
-    recipe: str
-    overrides: tuple[str, ...]
-    seeds: int
-    against: str
-    metric: str = "top1"
-    group: str = ""
-    runs_of: str = ""
-    scale: str | None = None
-    epochs: float | None = None
-
-    def config(self, seed: int) -> Config:
-        """The settings of one of its runs."""
-        changes = [*self.overrides, f"train.seed={seed}"]
-        return load_config(self.recipe, changes, scale=self.scale, epochs=self.epochs)
+    arm: Annotated[tuple[Arm, ...], Field(min_length=1)]
 
 
 @dataclass(frozen=True)
@@ -139,24 +128,24 @@ class Study:
 
 def is_study_file(target: str) -> bool:
     """Whether the file holds arms; a recipe's file does not."""
-    path = Path(target)
-    return (
-        target.endswith(".toml") and path.is_file() and re.search(r"^\s*\[\[arm]]", path.read_text(), re.M) is not None
-    )
+    try:
+        return target.endswith(".toml") and re.search(r"^\s*\[\[arm]]", read_text(Path(target)), re.M) is not None
+    except OSError:
+        return False  # whoever reads it as a recipe says why it cannot be read
 
 
 def from_file(path: Path, overrides: Sequence[str] = ()) -> Study:
     """Read a study file; `overrides` change all arms and win over the file."""
     try:
-        table = _StudyTable.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"study '{path}' cannot be read: {error}; it must be a TOML file") from None
+        table = _StudyTable.model_validate(parse_toml(read_text(path)))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ConfigError(
             f"study '{path}' cannot be used: {where}: {first['msg'][0].lower()}{first['msg'][1:]}"
         ) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"study '{path}' cannot be read: {error}; it must be a TOML file") from None
     by_name: dict[str, Arm] = {}
     baseline = table.baseline or table.arm[0].name
     for arm in table.arm:
@@ -168,45 +157,39 @@ def from_file(path: Path, overrides: Sequence[str] = ()) -> Study:
                     f"arm '{arm.name}' builds on '{what}', which is no arm before it{nearest(what, by_name)}"
                 )
         by_name[arm.name] = _resolved(arm, table, by_name, path, baseline)
-    arms = tuple(replace(arm, overrides=(*arm.overrides, *overrides)) for arm in by_name.values())
+    arms = tuple(arm.model_copy(update={"set": (*arm.set, *overrides)}) for arm in by_name.values())
     return _checked(Study(table.title, arms, baseline, table.margin_points))
 
 
-def _resolved(arm: _ArmTable, table: _StudyTable, by_name: dict[str, Arm], path: Path, baseline: str) -> Arm:
+def _resolved(arm: Arm, table: _StudyTable, by_name: dict[str, Arm], path: Path, baseline: str) -> Arm:
     """The arm with what it takes over from the study and from the arm it is like."""
     origin = by_name.get(arm.same_runs_as or arm.like)
-    recipe = _beside(path, arm.recipe or (origin.recipe if origin else table.recipe))
+    recipe = _beside(path, arm.recipe or (origin or table).recipe)
     if not recipe:
         raise ConfigError(f"arm '{arm.name}' of study '{path}' names no recipe; add recipe = \"...\" to it or on top")
-    return Arm(
-        name=arm.name,
-        recipe=recipe,
-        overrides=(*(origin.overrides if origin else table.set), *arm.set),
-        seeds=arm.seeds or (origin.seeds if origin and arm.same_runs_as else table.seeds),
-        against=arm.against or baseline,
-        metric=arm.metric,
-        group=arm.group,
-        runs_of=origin.runs_of if origin and arm.same_runs_as else arm.name,
-        scale=_beside(path, arm.scale or (origin.scale if origin else table.scale) or "") or None,
-        epochs=arm.epochs or (origin.epochs if origin else table.epochs),
-    )
+    taken_over = {
+        "recipe": recipe,
+        "set": (*(origin or table).set, *arm.set),
+        "seeds": arm.seeds or (origin.seeds if origin and arm.same_runs_as else table.seeds),
+        "against": arm.against or baseline,
+        "same_runs_as": origin.runs_of if origin and arm.same_runs_as else "",
+        "scale": _beside(path, arm.scale or (origin or table).scale),
+        "epochs": arm.epochs or (origin or table).epochs,
+    }
+    return arm.model_copy(update=taken_over)
 
 
 def from_grid(recipe: str, vary: Sequence[str], seeds: int, overrides: Sequence[str] = (), baseline: str = "") -> Study:
     """Every combination of the values in `vary` (`key=a,b,c`) is an arm named after them, the first is the baseline."""
     axes = [_axis(text) for text in vary]
     names = ["  ".join(combination) or recipe for combination in product(*axes)]
+    first = baseline or names[0]
     arms = tuple(
-        Arm(name, recipe, (*overrides, *combination), seeds, baseline or names[0], runs_of=name)
+        Arm(name=name, recipe=recipe, set=(*overrides, *combination), seeds=seeds, against=first)
         for name, combination in zip(names, product(*axes), strict=True)
     )
-    return _checked(
-        Study(
-            f"{Path(recipe).stem}: {', '.join(text.partition('=')[0] for text in vary) or 'seeds'}",
-            arms,
-            baseline or names[0],
-        )
-    )
+    varied = ", ".join(text.partition("=")[0] for text in vary) or "seeds"
+    return _checked(Study(f"{Path(recipe).stem}: {varied}", arms, first))
 
 
 def run_key(arm: str, seed: int) -> str:

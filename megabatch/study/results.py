@@ -26,11 +26,6 @@ from megabatch.schedule.batch import parse_stages
 from megabatch.study.plan import Arm, Study
 from megabatch.study.run import ENSEMBLE_FILE
 
-__all__ = [
-    *("ArmResult", "Comparison", "RunResult", "Spread", "arm_rows", "collect", "compare", "compared", "csv_text"),
-    *("holm", "left_out", "markdown_table", "number_of_run", "spread", "statements"),
-]
-
 CONFIDENCE = 0.95
 
 

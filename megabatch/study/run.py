@@ -20,8 +20,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -32,10 +31,8 @@ from megabatch.files import write_atomically, write_json
 from megabatch.machine import usable_cores
 from megabatch.report.run import read_json
 from megabatch.study.plan import Study, StudyRun
-from megabatch.train.launch import LAUNCHED_VARIABLE
 from megabatch.train.run_dir import check_output
-
-__all__ = ["ALONE", "COMMAND", "ENSEMBLE_FILE", "Outcome", "evaluate_ensembles", "free_cores", "is_finished", "run_all"]
+from megabatch.train.world import LAUNCHED_VARIABLE
 
 State = Literal["finished", "failed", "stopped"]
 COMMAND = (sys.executable, "-m", "megabatch")
@@ -45,7 +42,7 @@ _EVALUATION_SECONDS = 1800.0
 _PATIENCE_SECONDS = 300.0  # for runs that were asked to stop: one step can be long
 
 # A world of one worker; port 0 lets the system choose, nobody else has to find it.
-ALONE = {
+_ONE_WORKER = {
     "RANK": "0",
     "WORLD_SIZE": "1",
     "LOCAL_RANK": "0",
@@ -53,7 +50,7 @@ ALONE = {
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "0",
     "OMP_NUM_THREADS": "1",
-    LAUNCHED_VARIABLE: "1",  # the run ends when the study is killed
+    LAUNCHED_VARIABLE: str(os.getpid()),  # the run ends when the study is killed
 }
 
 
@@ -108,10 +105,10 @@ def run_all(
     (output / "logs").mkdir(parents=True, exist_ok=True)
     going: list[_Going] = []
     outcomes: list[Outcome] = []
-    with _stop_requests() as stop:
+    with _StopRequests() as stop:
         try:
-            while going or (waiting and not stop.wanted):
-                while waiting and len(going) < num_jobs and not stop.wanted:
+            while going or (waiting and not stop.count):
+                while waiting and len(going) < num_jobs and not stop.count:
                     run = waiting.pop(0)
                     going.append(_Going(run, _start(run, output), time.monotonic()))
                 stop.pass_on(going)
@@ -130,16 +127,16 @@ def run_all(
 class _StopRequests:
     """Ctrl-C or SIGTERM: runs are asked to stop; they are killed when it comes again or takes too long."""
 
-    def __init__(self) -> None:
-        self.count = 0
-        self._passed_on = 0
-        self._since = 0.0
+    def __enter__(self) -> _StopRequests:
+        self.count, self._passed_on, self._since = 0, 0, 0.0
+        self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
 
-    @property
-    def wanted(self) -> bool:
-        return self.count > 0
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
-    def note(self, _number: int, _frame: FrameType | None) -> None:
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
         self.count += 1
 
     def pass_on(self, going: Sequence[_Going]) -> None:
@@ -154,24 +151,13 @@ class _StopRequests:
                 one.process.send_signal(signal.SIGKILL if impatient else signal.SIGTERM)
 
 
-@contextmanager
-def _stop_requests() -> Iterator[_StopRequests]:
-    stop = _StopRequests()
-    before = {number: signal.signal(number, stop.note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _start(run: StudyRun, output: Path) -> subprocess.Popen[bytes]:
     name = run.key.replace("/", "-")
     settings, folder = output / "logs" / f"{name}.toml", output / run.key
     write_atomically(settings, run.config.to_toml())
     words = [*COMMAND, "train", str(settings), "--output", str(folder)]
     words += ["--resume"] * (folder / "config.toml").is_file()
-    environment = {**os.environ, **ALONE}
+    environment = {**os.environ, **_ONE_WORKER}
     try:
         with open(output / "logs" / f"{name}.log", "wb") as log:
             return subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -193,16 +179,15 @@ def _outcome(one: _Going, output: Path) -> Outcome:
 
 
 def evaluate_ensembles(study: Study, output: Path) -> None:
-    """Measure the ensembles that arms look at and that have finished without having been measured.
-
-    Raises:
-        TrainingError: when an evaluation fails, with its last words.
-    """
-    for folder in _unmeasured(study, output):
+    """Measure the finished ensembles that arms look at and nobody has measured; TrainingError when one fails."""
+    folders = [output / key for arm in study.arms if "." in arm.metric for key in study.runs_of(arm)]
+    for folder in dict.fromkeys(folders):
+        if _status(folder) != "finished" or (folder / ENSEMBLE_FILE).is_file():
+            continue
         command = [*COMMAND, "evaluate", str(folder), "--ensemble", "--json"]
         done = subprocess.run(
             command,
-            env={**os.environ, **ALONE},
+            env={**os.environ, **_ONE_WORKER},
             capture_output=True,
             text=True,
             timeout=_EVALUATION_SECONDS,
@@ -212,12 +197,3 @@ def evaluate_ensembles(study: Study, output: Path) -> None:
             last = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").splitlines()[-1]
             raise TrainingError(f"the ensemble of '{folder}' could not be evaluated: {last}")
         write_json(folder / ENSEMBLE_FILE, json.loads(done.stdout.strip().splitlines()[-1]))
-
-
-def _unmeasured(study: Study, output: Path) -> list[Path]:
-    folders = [output / key for arm in study.arms if "." in arm.metric for key in study.runs_of(arm)]
-    return [
-        folder
-        for folder in dict.fromkeys(folders)
-        if _status(folder) == "finished" and not (folder / ENSEMBLE_FILE).is_file()
-    ]

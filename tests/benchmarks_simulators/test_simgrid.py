@@ -48,7 +48,7 @@ def test_in_step_it_equals_the_closed_form_and_our_own_simulation(software_us: i
     answer = play(network, plays)
     for (name, grid), one, seconds in zip(cells, plays, answer.seconds, strict=True):
         shape = parse_grid(grid)
-        own = lock_step_seconds(network, one.lanes[0], shape.world_size, SIZE)
+        own = lock_step_seconds(network, one.channels[0], shape.world_size, SIZE)
         assert seconds == pytest.approx(own, rel=1e-5), (name, grid)
         closed = price_curve(network, name, shape, 4).at(SIZE).seconds
         if (name, grid) == ("halving_doubling", "30"):  # the price lets all ranks halve; here most only hand over
@@ -71,7 +71,7 @@ def test_the_closed_form_is_above_where_the_longest_path_is_not_the_busiest() ->
     shape = GridShape((13, 11))
     one = play_of("torus", shape, SIZE)
     (seconds,) = play(NETWORK, [one]).seconds
-    assert seconds == pytest.approx(lock_step_seconds(NETWORK, one.lanes[0], 143, SIZE), rel=1e-5)
+    assert seconds == pytest.approx(lock_step_seconds(NETWORK, one.channels[0], 143, SIZE), rel=1e-5)
     assert 1.003 < price_curve(NETWORK, "torus", shape).at(SIZE).seconds / seconds < 1.005
 
 
@@ -103,7 +103,7 @@ def nearest_first(ranks: int) -> Play:
 
 
 def test_free_it_equals_our_own_simulation() -> None:
-    """Late ranks, other jobs, lanes and chains included; inside one rack, where paths are of nearly equal length."""
+    """Late ranks, other jobs, channels and chains included; inside one rack, where paths are of nearly equal length."""
     need_simgrid()
     late = [3e-4 * (7 * rank % 16) for rank in range(16)]
     cells = [

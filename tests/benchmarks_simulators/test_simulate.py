@@ -42,8 +42,8 @@ def test_lock_step_equals_the_closed_form(algorithm: str, grid: str, software_us
         # Messages to many peers leave one after another: software the fluid knows nothing of.
         cluster = laboratory()
     closed = price_curve(cluster.network, algorithm, shape, 4).at(SIZE).seconds
-    (lane,) = rounds_of(phases(algorithm, shape), shape, 4)
-    played = lock_step_seconds(cluster.network, lane, shape.world_size, SIZE)
+    (channel,) = rounds_of(phases(algorithm, shape), shape, 4)
+    played = lock_step_seconds(cluster.network, channel, shape.world_size, SIZE)
     assert played == pytest.approx(closed, rel=1e-3)
 
 
@@ -57,8 +57,8 @@ def test_chains_over_several_nodes_are_priced_as_ranks_run_them(grid: str) -> No
 
 def test_free_running_ranks_are_as_fast_as_simgrids() -> None:
     """SimGrid, 256 actors each going on by itself: 5.573 ms, against 5.629 in lock-step."""
-    (lane,) = rounds_of(phases("torus", GridShape((16, 16))), GridShape((16, 16)))
-    assert lock_step_seconds(NETWORK, lane, 256, SIZE) == pytest.approx(5.629e-3, rel=5e-3)
+    (channel,) = rounds_of(phases("torus", GridShape((16, 16))), GridShape((16, 16)))
+    assert lock_step_seconds(NETWORK, channel, 256, SIZE) == pytest.approx(5.629e-3, rel=5e-3)
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ def test_free_running_ranks_are_never_slower_than_lock_step(algorithm: str, grid
     assert 0.9 * closed < free <= 1.001 * closed
 
 
-def test_lanes_share_the_network() -> None:
+def test_channels_share_the_network() -> None:
     shape = GridShape((4, 8))
     both = simulate_all_reduce(NETWORK, "two_way_torus", shape, SIZE)
     assert both == pytest.approx(laboratory().all_reduce("two_way_torus", shape, SIZE).seconds, rel=0.25)

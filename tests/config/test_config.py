@@ -206,7 +206,7 @@ def test_a_collapse_is_read_and_written_back_equal() -> None:
         (
             {
                 "train": {"global_batch_size": "0:256 3:512 6:16", "ghost_batch_size": 16},
-                "batch_control": {"noise": "momentum"},
+                "batch_control": {"noise_rule": "momentum"},
             },
             "a batch of 0.0625 times the first stage needs momentum -0.6",
         ),

@@ -13,8 +13,8 @@ import pytest
 
 from megabatch.data import idx
 from megabatch.data.idx import find_fashion_mnist, get_fashion_mnist, open_fashion_mnist, open_idx, read_idx
-from megabatch.data.storage import default_cache
 from megabatch.errors import DataError
+from megabatch.files import default_cache
 from tests.data.conftest import idx_bytes, make_idx
 
 VALUES = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)

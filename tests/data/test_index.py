@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from megabatch.data.index import ShardIndex, cached_index, index_beside, read_index, write_index
-from megabatch.data.storage import FileStamp, default_cache
+from megabatch.data.storage import FileStamp
+from megabatch.files import default_cache
 
-STAMPS = (FileStamp("a.tar", 10, "1"), FileStamp("b.tar", 20, "2"))
+STAMPS = (FileStamp("a.tar", 2**20, "1"), FileStamp("b.tar", 2**41, "2"))
 
 
 def an_index(stamps: tuple[FileStamp, ...] = STAMPS) -> ShardIndex:
@@ -39,8 +40,8 @@ def test_an_index_reads_back_equal(tmp_path: Path) -> None:
     [
         STAMPS[:1],
         (STAMPS[1], STAMPS[0]),
-        (STAMPS[0], FileStamp("b.tar", 21, "2")),
-        (STAMPS[0], FileStamp("b.tar", 20, "3")),
+        (STAMPS[0], FileStamp("b.tar", 2**41 + 1, "2")),
+        (STAMPS[0], FileStamp("b.tar", 2**41, "3")),
         (STAMPS[0], FileStamp("c.tar", 20, "2")),
     ],
 )
@@ -76,7 +77,7 @@ def test_it_is_made_once_and_then_cached(tmp_path: Path) -> None:
     cached_index(STAMPS, str(tmp_path), "val", make)
     cached_index(STAMPS, str(tmp_path / "other"), "train", make)
     assert len(made) == 3
-    changed = (STAMPS[0], FileStamp("b.tar", 20, "3"))
+    changed = (STAMPS[0], FileStamp("b.tar", 2**41, "3"))
     assert cached_index(changed, str(tmp_path), "train", lambda: an_index(changed)).stamps == changed
 
 

@@ -14,9 +14,10 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from megabatch.data import native as module
+import megabatch.data as package
 from megabatch.data.jpeg import reduction_for
-from megabatch.data.native import Native, build, find_libjpeg, native, why_not
+from megabatch.data.native import Native, find_libjpeg, native, why_not
+from megabatch.machine import build
 from tests.data.images import encoded, photograph, random_box, reference
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -165,25 +166,6 @@ def test_real_photographs(helper: Native, real_data: Path) -> None:
 # --- building and doing without ---
 
 
-def test_it_is_built_once(tmp_path: Path, helper: Native, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = build(tmp_path)
-    monkeypatch.setattr(module, "_compile", lambda *_: pytest.fail("built again"))
-    assert build(tmp_path) == first
-    assert Native(first, helper.libjpeg)
-
-
-def test_without_a_compiler_or_with_one_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(OSError, match="no C compiler"):
-        build(tmp_path / "a")
-    (tmp_path / "cc").write_text("#!/bin/sh\necho 'no such header' >&2\nexit 1\n")
-    (tmp_path / "cc").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    with pytest.raises(OSError, match=r"cc could not compile crop.c: no such header"):
-        build(tmp_path / "b")
-    assert [p.name for p in (tmp_path / "b").iterdir()] == ["lock"]
-
-
 @pytest.mark.parametrize("how", ["switched off", "no libjpeg"])
 def test_everything_works_without_it(how: str) -> None:
     code = f"""
@@ -206,7 +188,7 @@ assert (out == reference(content, (1, 2, 31, 29), True, (9, 9))).all()
 
 def test_a_library_that_is_not_libjpeg_is_declined(tmp_path: Path, helper: Native) -> None:
     with pytest.raises(OSError, match="is not a libjpeg"):
-        Native(build(tmp_path), "libm.so.6")
+        Native(build(Path(package.__file__).with_name("crop.c"), tmp_path), "libm.so.6")
     assert find_libjpeg()
 
 

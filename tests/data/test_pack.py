@@ -12,7 +12,7 @@ from megabatch.data import pack as module
 from megabatch.data.formats import open_source
 from megabatch.data.jpeg import read_jpeg_header
 from megabatch.data.pack import Format, Packing, pack
-from megabatch.data.sources import HasBytes, ImageArray, Source
+from megabatch.data.sources import EncodedImages, ImageArray, Source
 from megabatch.errors import DataError
 from tests.data.conftest import write_tar
 from tests.data.images import encoded, photograph, turned
@@ -53,7 +53,7 @@ def test_the_same_images_come_out(photographs: Source, tmp_path: Path, to: Forma
     assert packed.labels.tolist() == photographs.labels.tolist()
     for index in range(11):
         np.testing.assert_array_equal(packed.read(index), photographs.read(index))
-        if isinstance(packed, HasBytes) and isinstance(photographs, HasBytes):
+        if packed.read_bytes(index) is not None:
             assert packed.read_bytes(index) == photographs.read_bytes(index)
 
 
@@ -63,7 +63,7 @@ def test_bytes_do_not_depend_on_threads_or_interruptions(
 ) -> None:
     packing = Packing(to, resize=32, images_per_shard=4)
     pack(photographs, tmp_path / "one", "train", packing, 1)
-    real, calls = module._packed, []
+    real, calls = module._prepare, []
 
     def interrupted(*arguments: Any) -> Any:
         calls.append(1)
@@ -71,7 +71,7 @@ def test_bytes_do_not_depend_on_threads_or_interruptions(
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(module, "_packed", interrupted)
+    monkeypatch.setattr(module, "_prepare", interrupted)
     with pytest.raises(KeyboardInterrupt):
         pack(photographs, tmp_path / "two", "train", packing, 1)
     before = sums(tmp_path / "two")
@@ -84,8 +84,8 @@ def test_bytes_do_not_depend_on_threads_or_interruptions(
 def test_smaller_images(photographs: Source, tmp_path: Path) -> None:
     pack(photographs, tmp_path / "out", "train", Packing(resize=36, quality=80), 2)
     small = opened(tmp_path / "out", "tar")
-    assert isinstance(small, HasBytes)
-    assert isinstance(photographs, HasBytes)
+    assert isinstance(small, EncodedImages)
+    assert isinstance(photographs, EncodedImages)
     for index in range(11):
         was, now = photographs.read(index).shape, small.read(index).shape
         header = read_jpeg_header(small.read_bytes(index))

@@ -83,12 +83,23 @@ IMAGES = pa.array([{"bytes": PNG, "path": None}] * 2)
         ({"image": IMAGES, "label": ["a", "b"]}, r"no column 'label' of integers \(found: .* label: string\)"),
         ({"image": IMAGES, "label": [1, None]}, "label at index 1 of .* is missing"),
         ({"image": IMAGES, "label": [0, -1]}, "label at index 1 of .* is -1"),
+        ({"image": IMAGES, "label": [0, 2**40]}, f"label at index 1 of .* is {2**40}"),
+        ({"image": pa.array([{"bytes": "x"}] * 2), "label": [0, 1]}, "no column 'image: struct"),
     ],
 )
 def test_wrong_columns(tmp_path: Path, table: dict[str, Any], message: str) -> None:
     pq.write_table(pa.table(table), tmp_path / "train-0.parquet")
     with pytest.raises(DataError, match=message):
         open_parquet(tmp_path, "train")
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    labels = pa.array([0, 1])
+    for columns, names in (([IMAGES, labels, labels], "ill"), ([IMAGES, IMAGES, labels], "iil")):
+        words = [{"i": "image", "l": "label"}[one] for one in names]
+        pq.write_table(pa.Table.from_arrays(columns, words), tmp_path / "train-0.parquet")
+        with pytest.raises(DataError, match=f"has 2 columns '{words[1]}'"):
+            open_parquet(tmp_path, "train")
 
 
 def test_no_rows(tmp_path: Path) -> None:

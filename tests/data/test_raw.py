@@ -36,3 +36,23 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path, change: str) -> None:
         table.write_bytes(table.read_bytes()[:50])
     with pytest.raises(DataError, match=r"(has \d+ bytes, its table asks for \d+|cannot read .*train-00001.npz)"):
         open_raw(tmp_path, "train")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("offsets", -1, "offsets that are not those of images one after the other"),
+        ("offsets", 2**40, "offsets that are not those of images one after the other"),
+        ("shapes", -3, "an image of no possible size"),
+        ("shapes", 2**40, "an image of no possible size"),
+    ],
+)
+def test_tables_that_point_beyond_the_file_are_refused(tmp_path: Path, name: str, value: int, message: str) -> None:
+    make_raw(tmp_path, MANY_SIZES)
+    path = tmp_path / "train-00001.npz"
+    with np.load(path) as stored:
+        arrays = {one: stored[one].astype(np.int64) for one in stored.files}
+    arrays[name].flat[0] = value
+    np.savez(path, **arrays)
+    with pytest.raises(DataError, match=message):
+        open_raw(tmp_path, "train")

@@ -18,8 +18,6 @@ from megabatch.data.decode import decode_image
 from megabatch.data.formats import KINDS, open_source
 from megabatch.data.sources import (
     EncodedImages,
-    EncodedSubset,
-    HasBytes,
     ImageArray,
     Source,
     Split,
@@ -27,7 +25,6 @@ from megabatch.data.sources import (
     check_same_classes,
     checked_labels,
     downscale,
-    image_name,
     in_memory,
     limit_and_hold_out,
     mixed_order,
@@ -115,11 +112,11 @@ def test_splits_hold_different_images_and_agree_about_classes(image_set: ImageSe
 
 def test_encoded_images_are_handed_out_and_named(image_set: ImageSet) -> None:
     source = opened(image_set, "train")
-    names = {image_name(source, index) for index in range(len(source))}
+    names = {source.name_of(index) for index in range(len(source))}
     assert len(names) == len(source)
-    if isinstance(source, HasBytes):
-        for index in range(len(source)):
-            decoded = decode_image(source.read_bytes(index), source.channels, "x")
+    for index in range(len(source)):
+        if (stored := source.read_bytes(index)) is not None:
+            decoded = decode_image(stored, source.channels, "x")
             np.testing.assert_array_equal(decoded, source.read(index))
 
 
@@ -230,12 +227,9 @@ def test_in_memory_leaves_broken_images_to_whoever_reads_them(tmp_path: Path, na
 def test_in_memory_gives_up_on_a_late_odd_size() -> None:
     images = [np.full((2, 2, 1), i % 256, dtype=np.uint8) for i in range(1000)]
 
-    class Listed:
+    class Listed(Source):
         name, num_classes, channels = "listed", 1, 1
         labels = np.zeros(1000, dtype=np.int64)
-
-        def __len__(self) -> int:
-            return 1000
 
         def read(self, index: int) -> NDArray[np.uint8]:
             return images[index]
@@ -266,8 +260,8 @@ def test_reading_decodes_and_names_what_cannot_be_decoded() -> None:
 
 
 def test_sources_that_have_bytes_are_told_from_those_that_have_none() -> None:
-    assert isinstance(Two(), HasBytes)
-    assert not isinstance(ImageArray("a", np.zeros((1, 2, 2, 3), dtype=np.uint8), [0]), HasBytes)
+    assert Two().read_bytes(0) is not None
+    assert ImageArray("a", np.zeros((1, 2, 2, 3), dtype=np.uint8), [0]).read_bytes(0) is None
 
 
 GOLDEN = [5, 0, 1, 2, 4, 11, 8, 3, 6, 7, 10, 9]
@@ -320,16 +314,13 @@ def test_all_that_is_not_held_out_and_nothing_asked() -> None:
     assert limit_and_hold_out(source, 0, 0) == (source, None)
 
 
-class OnDemand:
+class OnDemand(Source):
     """A source that decodes when asked, and counts it."""
 
     def __init__(self, source: ImageArray) -> None:
         self.name, self.num_classes, self.channels, self.labels = "on demand", 4, 1, source.labels
         self._source = source
         self.reads = 0
-
-    def __len__(self) -> int:
-        return len(self._source)
 
     def read(self, index: int) -> Any:
         self.reads += 1
@@ -378,11 +369,11 @@ def test_small_images_stay_and_odd_ones_are_refused() -> None:
 
 def test_a_part_of_encoded_images_hands_out_their_bytes(tmp_path: Path) -> None:
     whole = open_source("folder", make_folder(tmp_path, MANY_SIZES, 0).path, "train", memory_limit_bytes=0)
-    part = EncodedSubset("part", whole, np.array([7, 2]))
-    assert isinstance(whole, HasBytes)
+    part = Subset("part", whole, np.array([7, 2]))
+    assert part.read_bytes(0) is not None
     assert part.read_bytes(0) == whole.read_bytes(7)
     assert part.name_of(1) == whole.name_of(2)
     np.testing.assert_array_equal(part.read(1), whole.read(2))
     some, held_out = limit_and_hold_out(whole, 4, 3)
-    assert isinstance(some, EncodedSubset)
-    assert isinstance(held_out, EncodedSubset)
+    assert isinstance(some, Subset)
+    assert isinstance(held_out, Subset)

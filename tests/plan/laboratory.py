@@ -7,7 +7,8 @@ import os
 import pytest
 
 from benchmarks.simulators.simgrid import find_simgrid
-from megabatch.plan.cluster import Cluster, read_cluster
+from megabatch.plan.cluster import Cluster
+from megabatch.plan.cluster_file import read_cluster
 from megabatch.plan.estimate import Estimator
 from megabatch.plan.fit import StepFit
 from megabatch.plan.step import StepModel

@@ -12,7 +12,7 @@ import pytest
 from megabatch.comm.calibration import AxisCost, Calibration, calibration_text
 from megabatch.errors import ConfigError, DataError, MegabatchError
 from megabatch.plan.calibrate import Evidence, gather, pick_rows
-from megabatch.plan.cluster import load_cluster
+from megabatch.plan.cluster_file import load_cluster
 from megabatch.plan.compute import step_times_text
 from megabatch.recipes import load_config
 from tests.plan.laboratory import laboratory
@@ -24,7 +24,7 @@ from tests.plan.test_validate import written
 def test_this_machine_needs_its_measurements(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="bench step"):
         gather(load_cluster("this-machine"), [])
-    axes = (AxisCost("column", 2, 3e-4, 1.6e8), AxisCost("row", 2, 1e-3, 4e8))
+    axes = (AxisCost(3e-4, 1.6e8, name="column", size=2), AxisCost(1e-3, 4e8, name="row", size=2))
     (tmp_path / "links.json").write_text(calibration_text(Calibration("2x2", 1, "gloo", axes)), encoding="utf-8")
     (tmp_path / "step.json").write_text(step_times_text(TIMES), encoding="utf-8")
     paths = [str(tmp_path / "links.json"), str(tmp_path / "step.json")]
@@ -119,7 +119,7 @@ def test_measurements_of_other_machines_are_refused(tmp_path: Path) -> None:
     gather(load_cluster("dgx-a100"), [str(step)])
     with pytest.raises(ConfigError, match="was measured on NVIDIA A100-SXM4-80GB, cluster 'abci'"):
         gather(load_cluster("abci"), [str(step)])
-    axes = (AxisCost("column", 2, 3e-4, 1.6e8), AxisCost("row", 2, 1e-3, 4e8))
+    axes = (AxisCost(3e-4, 1.6e8, name="column", size=2), AxisCost(1e-3, 4e8, name="row", size=2))
     links.write_text(calibration_text(Calibration("2x2", 1, "gloo", axes)), encoding="utf-8")
     with pytest.raises(ConfigError, match="was measured with gloo, cluster 'abci' communicates with nccl; measure"):
         gather(load_cluster("abci"), [str(links)])

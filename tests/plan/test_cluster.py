@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from megabatch.comm.calibration import AxisCost, Calibration
 from megabatch.errors import ConfigError
-from megabatch.plan.cluster import CLUSTERS, KNOBS, cluster_names, load_cluster, read_cluster
+from megabatch.machine import usable_cores
+from megabatch.plan.cluster import KNOBS
+from megabatch.plan.cluster_file import CLUSTERS, cluster_names, load_cluster, read_cluster
 from megabatch.plan.compute import empirical_maximum
 from tests.plan.laboratory import CLUSTER, laboratory
 
@@ -51,7 +55,7 @@ RATE_50, LATENCY = "gigabytes_per_second = 50", "latency_microseconds = 1.5"
         (RATE_50, "gigabytes_per_second = -50", "is -50; give a number from 1e-09 to"),
         (RATE_50, "gigabytes_per_second = 0", "is 0; give a number from 1e-09 to"),
         (RATE_50, "gigabytes_per_second = 1e300", r"is 1e\+300; give a number from 1e-09 to 1e\+07"),
-        (RATE_50, "gigabytes_per_second = 1" + "0" * 400, r"is 10+\.\.\.; give a number"),
+        (RATE_50, "gigabytes_per_second = 1" + "0" * 400, "a whole number has more than 64 bits; fix that line"),
         (RATE_50, "", "lacks its rate"),
         (RATE_50, "gigabytes_per_second = 50\ngigabits_per_second = 400", "has both"),
         (LATENCY, "latency_microseconds = 1e300", r"is 1e\+300; give 0 or a number from 1e-06 to 3.6e\+09"),
@@ -177,3 +181,22 @@ per_node_hour = 1.5
 """
     )
     assert read_cluster(told, "x").unknown == ()
+
+
+def test_worker_counts() -> None:
+    abci = load_cluster("abci")
+    assert abci.worker_counts("1024") == [1024]
+    assert abci.worker_counts("256,1_024") == [256, 1024]
+    assert abci.worker_counts("64..300") == [64, 128, 256, 300]
+    assert abci.worker_counts(None)[:2] == [4, 8]
+    assert abci.worker_counts(None)[-1] == 4096
+    here = load_cluster("this-machine")
+    assert here.worker_counts(None)[0] == 1
+    assert here.worker_counts(None)[-1] == usable_cores()
+    links = Calibration(
+        "2x3", 6, "gloo", (AxisCost(1e-4, 1e8, name="column", size=2), AxisCost(1e-4, 1e8, name="row", size=3))
+    )
+    assert dataclasses.replace(here, calibration=links).worker_counts(None) == [6]
+    for text in ("many", "0", "8..4", "-3"):
+        with pytest.raises(ConfigError):
+            abci.worker_counts(text)

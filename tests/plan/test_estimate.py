@@ -184,7 +184,7 @@ def test_with_a_fit_compute_and_stragglers_are_of_the_fit() -> None:
     cluster = laboratory(workers_per_node="workers_per_node = 8")
     result = plan(Estimator(cluster, workload(), fit=fit), [1024], Goal())
     found = {one.binding: one.gain for one in Estimator(cluster, workload(), fit=fit).sensitivity(result.chosen)}
-    parts = result.chosen.step_parts
+    parts = result.chosen.step_time.parts
     share = result.chosen.time_parts["steps"] / result.chosen.total.middle
     assert found["stragglers"] == pytest.approx(0.5 * share * parts["stragglers"] / result.chosen.step.middle, rel=0.02)
     assert found["compute"] > 0.2

@@ -36,7 +36,7 @@ def test_many_rows_determine_everything() -> None:
     assert fit.parameters[:5] == pytest.approx(TRUE, rel=0.25)
     for value, deviation, true in zip(fit.parameters, fit.deviations, TRUE, strict=False):
         assert abs(value - true) < 2 * deviation
-    assert fit.seconds(64, 1024, 128) == pytest.approx(row(1024, 64).step_seconds, rel=0.03)
+    assert fit.predict(64, 1024, 128).middle == pytest.approx(row(1024, 64).step_seconds, rel=0.03)
 
 
 def test_one_row_determines_the_images_only_and_says_so() -> None:
@@ -117,11 +117,11 @@ def test_evaluation_in_the_logs_is_told_from_the_step() -> None:
         ]
         larger = row(512, 64.0).step_seconds + 512 * 64 / between
         fit = fit_steps(logged)
-        errors[family] = abs(fit.seconds(64, 512, 64, logged=fit.logs_contain_evaluation) / larger - 1)
+        errors[family] = abs(fit.predict(64, 512, 64, logged=fit.logs_contain_evaluation).middle / larger - 1)
     assert errors["google:tpu-v3"] < 0.06
     assert errors["who:tpu-v3"] > 0.12
     # A step of a plan has no evaluation in it.
-    assert fit_steps(logged).seconds(64, 512, 64, logged=True) > fit_steps(logged).seconds(64, 512, 64)
+    assert fit_steps(logged).predict(64, 512, 64, logged=True).middle > fit_steps(logged).predict(64, 512, 64).middle
 
 
 def test_rows_inside_one_node_leave_the_network_twice_as_uncertain() -> None:
@@ -137,8 +137,8 @@ def test_one_slow_stack_among_many_does_not_pull_the_others() -> None:
     stacks = [f"{number}.0 mxnet closed" for number in range(6)]
     rows = [row(8, 408.0, stack=stack, factor=1.6 if stack.startswith("5") else 1.0) for stack in stacks]
     typical = row(8, 408.0).step_seconds
-    assert fit_steps(rows, "other stack").seconds(408, 8, 1) == pytest.approx(typical, rel=0.12)
-    assert fit_steps(rows, "other stack").seconds(408, 8, 1) > typical
+    assert fit_steps(rows, "other stack").predict(408, 8, 1).middle == pytest.approx(typical, rel=0.12)
+    assert fit_steps(rows, "other stack").predict(408, 8, 1).middle > typical
 
 
 def test_passes_count_in_the_parts_and_in_their_uncertainty() -> None:

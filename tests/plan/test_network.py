@@ -58,7 +58,7 @@ def test_the_ring_by_hand() -> None:
     price = laboratory().all_reduce("ring", GridShape((64,)), SIZE)
     by_hand = 126 * (SIZE / 64 / 23e9 + 2 * 1e-6 + 2 * 1.5e-6)
     assert price.seconds == pytest.approx(by_hand)
-    assert price.binding == "NIC"
+    assert max(price.parts, key=lambda name: price.parts[name]) == "NIC"
     assert price.parts["latency"] == pytest.approx(126 * 5e-6)
 
 
@@ -79,11 +79,11 @@ def test_software_latency_counts_per_dependent_message() -> None:
     assert difference == pytest.approx(28 * 20e-6)
 
 
-def test_lanes_share_the_links() -> None:
+def test_channels_share_the_links() -> None:
     shape = GridShape((8, 8))
     two_way = laboratory().all_reduce("two_way_torus", shape, SIZE).seconds
     torus = laboratory().all_reduce("torus", shape, SIZE).seconds
-    # Both halves cross the NIC: two lanes cannot beat one by more than its idle time.
+    # Both halves cross the NIC: two channels cannot beat one by more than its idle time.
     assert torus / 2 < two_way
     assert Curve((Line(1.0, (0.0, 0.0, 0.0)), Line(0.0, (0.0, 1.0, 0.0)))).at(5.0).seconds == 5.0
 
@@ -99,7 +99,7 @@ def test_a_tree_is_only_for_clusters_that_say_so() -> None:
 
 
 def test_a_measured_grid_is_priced_by_its_axes() -> None:
-    axes = (AxisCost("column", 2, 2e-3, 2.5e7), AxisCost("row", 4, 1e-4, 1e9))
+    axes = (AxisCost(2e-3, 2.5e7, name="column", size=2), AxisCost(1e-4, 1e9, name="row", size=4))
     calibration = Calibration("2x4", 2, "gloo", axes, (MeasuredPoint("backend", 1_000_000, 0.25),))
     cluster = dataclasses.replace(laboratory(), calibration=calibration)
     shape = GridShape((2, 4))

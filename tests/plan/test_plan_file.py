@@ -108,7 +108,7 @@ def test_what_is_typed_after_train_wins(tmp_path: Path) -> None:
 def law_of(epochs: float) -> ConvergenceLaw:
     """A target that takes so many epochs, whatever the batch."""
     none = ((0.0, 0.0), (0.0, 0.0))
-    return ConvergenceLaw(epochs, math.inf, none, 0.0, (8192, 16384), 0.759, "made up", 3)
+    return ConvergenceLaw(epochs, math.inf, none, 0.0, (8192, 16384))
 
 
 @pytest.mark.parametrize("typed", [None, 41.7])
@@ -132,7 +132,7 @@ def test_rate_and_batch_change_at_the_same_step_whatever_the_length(tmp_path: Pa
 def test_the_ghost_batch_size_is_the_priced_one(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     result = written(path, "mikami2018", workers=4096)
-    assert trained(path, "mikami2018").train.ghost_batch_size == result.chosen.ghost_batch_size < 16
+    assert trained(path, "mikami2018").train.ghost_batch_size == result.chosen.step_time.ghost_batch_size < 16
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,12 @@ import pytest
 from megabatch.errors import DataError
 from megabatch.plan.rows import (
     SystemRow,
-    choose_evidence,
     generation,
     kind_of,
     read_rows,
     refuse_contradicting,
     spelled,
 )
-from tests.plan.test_fit import row
 
 HEAD = "round,org,system,division,accel,net,nodes,acc_per_node,N,gbs,local_b,img_s,step_ms,ttt_s,ttt_cv_pct,epochs,runs"
 
@@ -191,16 +189,3 @@ def test_one_name_for_one_thing(text: str, system: str, name: str, of: str, kind
     assert spelled(text, system) == name
     assert generation(name) == of
     assert kind_of(name) == kind
-
-
-def test_evidence_goes_from_near_to_far() -> None:
-    own, older = row(8, 408.0), row(8, 408.0, stack="1.1 mxnet closed", factor=1.1)
-    framework, other = row(8, 408.0, stack="2.0 jax closed"), row(8, 400.0, family="else:a100-pcie", factor=1.2)
-    rows = [own, older, framework, other]
-    assert choose_evidence(rows, own.family, own.stack, "a100", "box") == ([own], "same system")
-    assert choose_evidence(rows, own.family, own.stack, "a100", "tower") == ([own], "same stack")
-    assert choose_evidence([older, framework, other], own.family, own.stack, "a100", "box") == ([older], "other stack")
-    assert choose_evidence([framework, other], own.family, own.stack, "a100", "box") == ([framework], "other framework")
-    assert choose_evidence([other], own.family, own.stack, "a100", "box") == ([other], "other system")
-    with pytest.raises(DataError, match="no calibration row has the accelerator 'h100'"):
-        choose_evidence(rows, "who:h100", own.stack, "h100", "box")

@@ -9,11 +9,9 @@ from itertools import pairwise
 
 import pytest
 
-from megabatch.comm.calibration import AxisCost, Calibration
 from megabatch.comm.shape import GridShape
 from megabatch.errors import ConfigError
-from megabatch.machine import usable_cores
-from megabatch.plan.cluster import load_cluster
+from megabatch.plan.cluster_file import load_cluster
 from megabatch.plan.convergence import mlperf_law
 from megabatch.plan.estimate import Estimator
 from megabatch.plan.quantity import Quantity
@@ -25,7 +23,6 @@ from megabatch.plan.search import (
     grids_of,
     loads_near,
     plan,
-    worker_counts,
 )
 from megabatch.plan.step import Candidate
 from megabatch.schedule.batch import parse_stages
@@ -108,23 +105,6 @@ def test_a_deadline_that_only_the_middle_meets_says_so() -> None:
     assert "not by the whole interval" in near.reason
     far = plan(Estimator(PRICED, workload()), [1024], Goal(deadline_seconds=1.001 * fastest.high))
     assert "interval" not in far.reason
-
-
-def test_worker_counts() -> None:
-    abci = load_cluster("abci")
-    assert worker_counts(abci, "1024") == [1024]
-    assert worker_counts(abci, "256,1_024") == [256, 1024]
-    assert worker_counts(abci, "64..300") == [64, 128, 256, 300]
-    assert worker_counts(abci, None)[:2] == [4, 8]
-    assert worker_counts(abci, None)[-1] == 4096
-    here = load_cluster("this-machine")
-    assert worker_counts(here, None)[0] == 1
-    assert worker_counts(here, None)[-1] == usable_cores()
-    links = Calibration("2x3", 6, "gloo", (AxisCost("column", 2, 1e-4, 1e8), AxisCost("row", 3, 1e-4, 1e8)))
-    assert worker_counts(dataclasses.replace(here, calibration=links), None) == [6]
-    for text in ("many", "0", "8..4", "-3"):
-        with pytest.raises(ConfigError):
-            worker_counts(abci, text)
 
 
 def test_a_refusal_names_its_reason() -> None:

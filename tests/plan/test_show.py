@@ -6,15 +6,13 @@ import csv
 import dataclasses
 import io
 import json
-import tomllib
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from megabatch.plan.calibrate import Evidence
-from megabatch.plan.cluster import cluster_names, cluster_text, load_cluster, read_cluster
-from megabatch.plan.cluster_file import cluster_as_data
+from megabatch.plan.cluster_file import cluster_as_data, cluster_names, cluster_text, load_cluster, read_cluster
 from megabatch.plan.estimate import Estimator
 from megabatch.plan.fit import fit_steps
 from megabatch.plan.plan_file import plan_as_data
@@ -78,11 +76,10 @@ def test_durations() -> None:
 @pytest.mark.parametrize("name", cluster_names())
 def test_every_value_of_a_shipped_file_is_shown_with_its_source(name: str) -> None:
     content = cluster_text(name)[0]
-    file = tomllib.loads(content)
     console = Console(width=200, file=io.StringIO())
-    print_cluster(read_cluster(content, name), file, console)
+    values = cluster_as_data(content)
+    print_cluster(read_cluster(content, name), values, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    values = cluster_as_data(file)
     assert len(values) >= 10
     for entry in values:
         assert entry["key"] in text
@@ -110,7 +107,7 @@ def run_folder(folder: Path, factor: float, workers: int = 64, steps_factor: flo
     load = workload()
     result = plan(Estimator(laboratory(), load), [64], Goal())
     (folder / "plan.json").write_text(json.dumps(plan_as_data(result, "laboratory")), encoding="utf-8")
-    parts = result.chosen.step_parts
+    parts = result.chosen.step_time.parts
     compute = factor * parts["compute"]
     other = parts["exposed communication"] + parts["stragglers"]
     row = {

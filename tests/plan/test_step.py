@@ -104,7 +104,7 @@ def test_a_fit_to_rows_replaces_the_sum() -> None:
     cluster = laboratory(workers_per_node="workers_per_node = 8")
     backend = Candidate(1024, "backend", GridShape((1, 1024)), 25.0)
     step = steps(cluster, workload(), fit).time(backend, 32768)
-    assert step.seconds == pytest.approx(fit.seconds(32, 1024, 128))
+    assert step.seconds == pytest.approx(fit.predict(32, 1024, 128).middle)
     torus = steps(cluster, workload(), fit).time(TORUS, 32768)
     assert torus.seconds < step.seconds  # the laboratory's backend is a flat ring
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from megabatch.errors import DataError
-from megabatch.plan.validate import validate_rows
+from megabatch.plan.validate import choose_evidence, validate_rows
+from tests.plan.test_fit import row
 from tests.plan.test_rows import HEAD
 
 PUBLIC = Path(__file__).parents[3] / "shared" / "data" / "mlperf_resnet50_rows.csv"
@@ -88,3 +90,16 @@ def test_the_public_rows() -> None:
     assert data["coverage"] >= 0.8
     assert data["groups"]["pairs"]["median_error"] <= 0.03
     assert data["groups"]["others"]["coverage"] >= 0.8
+
+
+def test_evidence_goes_from_near_to_far() -> None:
+    own, older = row(8, 408.0), row(8, 408.0, stack="1.1 mxnet closed", factor=1.1)
+    framework, other = row(8, 408.0, stack="2.0 jax closed"), row(8, 400.0, family="else:a100-pcie", factor=1.2)
+    rows = [own, older, framework, other]
+    assert choose_evidence(own, rows) == ([own], "same system")
+    assert choose_evidence(dataclasses.replace(own, chassis="tower"), rows) == ([own], "same stack")
+    assert choose_evidence(own, [older, framework, other]) == ([older], "other stack")
+    assert choose_evidence(own, [framework, other]) == ([framework], "other framework")
+    assert choose_evidence(own, [other]) == ([other], "other system")
+    with pytest.raises(DataError, match="no calibration row has the accelerator 'h100'"):
+        choose_evidence(dataclasses.replace(own, family="who:h100", accelerator="h100"), rows)

@@ -18,10 +18,10 @@ from megabatch.schedule.noise import NoiseRule, NoiseSample, keep_noise
 
 
 def control(
-    rank: int = 0, world_size: int = 1, batch: int | str = "0:16 0.7:40 1.5:24", noise: NoiseRule = "falls"
+    rank: int = 0, world_size: int = 1, batch: int | str = "0:16 0.7:40 1.5:24", noise_rule: NoiseRule = "falls"
 ) -> BatchControl:
     options = {"ghost_batch_size": 8, "samples_per_epoch": 100, "rank": rank, "world_size": world_size}
-    return BatchControl(batch, epochs=2.5, noise=noise, **options)
+    return BatchControl(batch, epochs=2.5, noise_rule=noise_rule, **options)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])
@@ -52,7 +52,7 @@ def test_rates_follow_the_chosen_rule() -> None:
         return step.keep_noise(0.1, 0.9)
 
     rules: tuple[NoiseRule, ...] = ("falls", "lr", "momentum")
-    falls, rate, momentum = (list(control(noise=rule))[5] for rule in rules)
+    falls, rate, momentum = (list(control(noise_rule=rule))[5] for rule in rules)
     assert rates(falls) == (0.1, 0.9)
     assert rates(rate) == pytest.approx((0.25, 0.9))
     assert rates(momentum) == pytest.approx((0.1, 1 - 0.1 / 2.5))
@@ -123,7 +123,7 @@ def test_a_cut_and_a_limit_end_the_steps_and_say_so() -> None:
 
 def test_a_measured_batch_decides_the_steps_and_close_ends_them() -> None:
     adaptive = AdaptiveBatch(16, max_global_batch_size=32, ghost_batch_size=8, patience=1, lead_steps=1)
-    made = BatchControl(adaptive, ghost_batch_size=8, samples_per_epoch=100, epochs=2.5, noise="lr")
+    made = BatchControl(adaptive, ghost_batch_size=8, samples_per_epoch=100, epochs=2.5, noise_rule="lr")
     steps = []
     for step in made:
         steps.append(step)

@@ -16,7 +16,9 @@ pytest.importorskip("matplotlib")
 
 def arm(name: str, values: list[float], batch: int, group: str = "") -> ArmResult:
     runs = tuple(RunResult(name, seed, v, 10, 2.0, batch, batch, 1.0, 1, 0) for seed, v in enumerate(values))
-    return ArmResult(Arm(name, "demo", (), len(values), "base", group=group, runs_of=name), runs, spread(values))
+    return ArmResult(
+        Arm(name=name, recipe="demo", seeds=len(values), against="base", group=group), runs, spread(values)
+    )
 
 
 RESULTS = compared(
