@@ -3,9 +3,10 @@
     python -m benchmarks.chaos [--runs 20] [--faults 100] [--seed 1] [--quick]
 
 Faults: kill -9 of any worker, of the main rank, of one inside an all-reduce, of the one that writes a checkpoint, of
-two or of all at once; a worker stopped (SIGSTOP) for a moment, or for longer than `comm.hang_seconds`; one more worker
-from a second command, and its death; a worker that leaves (SIGTERM); a stop of the run and a resume; launcher and all
-workers killed, the newest checkpoint damaged, and a resume; a disk that takes nothing more, and a resume.
+two or of all at once; a worker stopped (SIGSTOP) for a moment; a worker, or the main rank, stopped for longer than
+`comm.hang_seconds`; one more worker from a second command, and its death; a worker that leaves (SIGTERM); a stop of
+the run and a resume; launcher and all workers killed, the newest checkpoint damaged, and a resume; a disk that takes
+nothing more, and a resume.
 
 A run is good when it ends by itself, its weights have the SHA-256 of one undisturbed worker, the steps in
 metrics.jsonl are 1 to N without gap or repetition, and no process or temporary file is left over. The seconds from a
@@ -56,7 +57,8 @@ WEIGHTS = {
     "kill two at once": 3,
     "kill every worker": 1,
     "pause": 3,
-    "hang": 4,
+    "hang": 2,
+    "hang the main rank": 2,
     "join": 3,
     "kill the one that joined": 2,
     "leave": 2,
@@ -72,10 +74,12 @@ def disturb(run: Disturbed, kind: str, chance: random.Random) -> dict[str, Any] 
     begun: dict[str, Any] = {"kind": kind, "step": len(run.rows())}
     if kind in KILLS:
         return _kill(run, kind, chance, begun)
-    if kind in ("pause", "hang"):
+    if kind.startswith(("pause", "hang")):
         if not run.wait(lambda: len(run.members()) > 1):
             return None
         victim = chance.choice(run.members())
+        if "main" in kind:
+            victim = run.main_rank() or victim
         victim.send_signal(signal.SIGSTOP)
         time.sleep(chance.uniform(0.1, 0.5) * HANG_SECONDS if kind == "pause" else 1.7 * HANG_SECONDS)
         with contextlib.suppress(psutil.NoSuchProcess):  # it may have been replaced and killed

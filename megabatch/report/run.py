@@ -24,7 +24,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -32,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from megabatch.errors import DataError, WriteError
-from megabatch.files import UnreadableError, open_regular, parse_json, read_text
+from megabatch.files import UnreadableError, open_regular, parse_json, read_text, write_atomically
 from megabatch.report.metrics import MAX_LINE_BYTES, Metrics, iterate_rows, read_metrics_file
 from megabatch.report.untrusted import bounded_lines, items, number, read_table, table, text
 
@@ -54,15 +53,20 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class MetricsLog:
-    """Appends rows to `metrics.jsonl`; a resumed run first cuts off the rows written after its checkpoint."""
+    """Appends rows to `metrics.jsonl`; a resumed run first cuts off the rows written after its checkpoint.
+
+    What stays is copied into a new file of that name. A process that was held up and still has the old file open
+    writes into something that nobody reads any more.
+    """
 
     def __init__(self, path: Path, keep_bytes: int = 0) -> None:
-        path.touch()
-        self._file = open(path, "r+b")  # noqa: SIM115 - held open for the whole run, closed by `close`
-        kept = self._file.read(keep_bytes)
+        kept = b""
+        if keep_bytes and path.is_file():
+            with open_regular(path) as old:
+                kept = old.read(keep_bytes)
         # After a power failure the file may be shorter than the cursor and end in half a row.
-        self._file.truncate(kept.rfind(b"\n") + 1)
-        self._file.seek(0, os.SEEK_END)
+        write_atomically(path, kept[: kept.rfind(b"\n") + 1])
+        self._file = open(path, "ab")  # noqa: SIM115 - held open for the whole run, closed by `close`
 
     @property
     def num_bytes(self) -> int:

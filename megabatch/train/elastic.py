@@ -122,16 +122,16 @@ class ElasticRun:
 
     def _move(self, trainer: Trainer, roster: Roster | None) -> Roster:
         """Go on in the world of a roster, or of whoever is there; ends when all are connected and in one state."""
-        began, before = time.monotonic(), trainer.workers
+        began = time.monotonic()
         for _ in range(_TRIES):
             try:
                 if roster is None:
                     with _ending_with_the_run(trainer):
                         roster = self._membership.ask(self._progress(trainer))
                 self._membership.connect(roster)
-                self._enter(trainer, roster)
+                before = self._enter(trainer, roster)
             except TooFewWorkersError:
-                if before and trainer.recorder is not None:
+                if trainer.recorder is not None:
                     trainer.save_here()
                     trainer.writer.flush()
                 raise
@@ -150,7 +150,8 @@ class ElasticRun:
                 return roster
         raise LaunchError(f"workers met {_TRIES} times and could not connect; look at the network between them")
 
-    def _enter(self, trainer: Trainer, roster: Roster) -> None:
+    def _enter(self, trainer: Trainer, roster: Roster) -> tuple[str, ...]:
+        """Connect, and take the state of the worker that is furthest ahead; returns who took part in its last step."""
         world = roster.world_of(self.name)
         shape = parse_grid(self._grid) if self._grid else None
         if shape is None or shape.world_size != world.size:
@@ -159,17 +160,13 @@ class ElasticRun:
         self._membership.share(
             roster, lambda: pack(trainer.state_dict()), lambda content: trainer.load_state_dict(unpack(content))
         )
+        before = trainer.workers
         trainer.enter_world(world, shape, roster.names, roster.hosts)
+        return before
 
     def _lead(self, trainer: Trainer, roster: Roster, before: tuple[str, ...], seconds: float) -> None:
-        """As the main rank: take the run folder over if need be, and note who came and who went."""
-        if trainer.recorder is None:
-            trainer.take_over(self._stack)
-        if before:
-            self._note(trainer, before, roster, seconds)
-
-    def _note(self, trainer: Trainer, before: tuple[str, ...], roster: Roster, seconds: float) -> None:
-        """Say and write down who came and who went."""
+        """As the main rank: take the run folder over; say and write down who came and who went."""
+        trainer.take_over(self._stack)
         lost = [name for name in before if name not in roster.names]
         joined = [name for name in roster.names if name not in before]
         entry: dict[str, Any] = {

@@ -165,11 +165,17 @@ class Recorder:
         say: Callable[[str], None] = print,
     ) -> None:
         self._loggers = open_loggers(LogContext(folder, config, steps_done), say)
-        self._log = MetricsLog(folder / "metrics.jsonl", keep_bytes)
+        self._path = folder / "metrics.jsonl"
+        self._log = MetricsLog(self._path, keep_bytes)
 
     @property
     def num_bytes(self) -> int:
         return self._log.num_bytes
+
+    def reopen(self, keep_bytes: int) -> None:
+        """Another rank may have written to the file in between: go on behind its first `keep_bytes`."""
+        self._log.close()
+        self._log = MetricsLog(self._path, keep_bytes)
 
     def append(self, row: dict[str, Any]) -> None:
         """Record the row of one step."""

@@ -260,7 +260,8 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """Everything that another worker needs to go on from here."""
         made = asdict(self.made) if self.made else None
-        return whole_state(self.components, self.state, self.trunk_state) | {"made": made, "rows": list(self.rows)}
+        of_run = {"made": made, "rows": list(self.rows), "workers": list(self.workers)}
+        return whole_state(self.components, self.state, self.trunk_state) | of_run
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Go on from where another worker is."""
@@ -269,15 +270,22 @@ class Trainer:
         self.made = MadeStep(**{**made, "before": Clock(**made["before"])}) if made else None
         self.trunk_state = saved["trunk"]
         self.rows.extend(saved["rows"])
+        self.workers = tuple(saved["workers"])
 
     def take_over(self, stack: ExitStack) -> None:
-        """Become the main rank of a run that goes on: write down what the one before did not, and a checkpoint."""
-        stack.enter_context(lock(self.folder / ".lock", 0.0))  # a main rank that hangs may still hold it
+        """As the main rank of a new world: write down what the one before did not, and a checkpoint.
+
+        The one before may be this rank itself. It cannot know: it may have hung, while another led and wrote.
+        """
         keep_bytes, last_step = whole_rows(self.folder / "metrics.jsonl", self.state.clock.steps)
-        recorder = self._record(stack, keep_bytes)
+        if self.recorder is None:
+            stack.enter_context(lock(self.folder / ".lock", 0.0))  # a main rank that hangs may still hold it
+            self.recorder = self._record(stack, keep_bytes)
+        else:
+            self.recorder.reopen(keep_bytes)
         for row in self.rows:
             if row["step"] > last_step:
-                recorder.append(row)
+                self.recorder.append(row)
         self.save_here()
 
     def save_here(self) -> None:

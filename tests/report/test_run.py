@@ -53,6 +53,20 @@ def test_rows_are_there_at_once_and_a_resumed_run_cuts_what_came_after_its_check
     assert rows_in(path) == []
 
 
+def test_a_writer_that_was_held_up_cannot_disturb_the_one_that_took_over(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    held_up = MetricsLog(path)
+    held_up.append({"step": 1})
+    held_up.append({"step": 2, "seconds": 0.25})
+    of_today = MetricsLog(path, keep_bytes=held_up.num_bytes)
+    of_today.append({"step": 3})
+    held_up.append({"step": 3, "seconds": 0.5})
+    of_today.append({"step": 4})
+    held_up.close()
+    of_today.close()
+    assert [row["step"] for row in read_metrics(path)] == [1, 2, 3, 4]
+
+
 def test_numbers_that_json_does_not_have_become_null(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path / "m")
     log.append({"step": 1, "a": math.nan, "b": math.inf, "c": -math.inf, "d": 1e300})

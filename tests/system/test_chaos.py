@@ -11,7 +11,13 @@ from benchmarks import chaos, disturbed
 pytest.importorskip("torchft", reason="torchft is an extra: pip install megabatch[elastic]")
 
 STEPS = 250
-FAULTS = ("kill the main rank", "join", "kill inside an all-reduce", "hang", "kill while a checkpoint is written")
+FAULTS = (
+    "kill the main rank",
+    "join",
+    "kill inside an all-reduce",
+    "hang the main rank",
+    "kill while a checkpoint is written",
+)
 
 
 @pytest.mark.slow
