@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import asdict, dataclass, replace
+from enum import Enum
 
 from megabatch.config import Config
 from megabatch.config.data import AugmentConfig
@@ -50,6 +51,15 @@ class TrainingPhase:
     @property
     def name(self) -> str:
         return f"collapse-{self.member}" if self.member else "trunk"
+
+
+class Ending(Enum):
+    """How a phase came to its end."""
+
+    OVER = "over"  # the next phase can begin
+    AGAIN = "again"  # go on with a new loader: an exact sum did not fit, or others take part
+    LIMIT = "limit"  # train.max_steps
+    STOPPED = "stopped"  # a signal
 
 
 def phases_of(config: Config) -> tuple[TrainingPhase, ...]:

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
-from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,7 +35,7 @@ from megabatch.train.ensemble import member_file, weights_bytes, write_member
 from megabatch.train.evaluate import Evaluation, Evaluator
 from megabatch.train.feed import Feeds
 from megabatch.train.metrics import Recorder, Stopwatch, gather_ranks, row_of, summary_of, whole_rows, write_page
-from megabatch.train.phases import TrainingPhase, control_of, phases_of, planned_samples, resolved, start_clock
+from megabatch.train.phases import Ending, TrainingPhase, control_of, phases_of, planned_samples, resolved, start_clock
 from megabatch.train.progress import Progress
 from megabatch.train.run_dir import changes_on_resume, hold
 from megabatch.train.state import MadeStep, Member, RunState, restore, save, take_state, whole_state
@@ -47,15 +46,6 @@ from megabatch.train.world import World, raise_everywhere
 T = TypeVar("T")
 
 _CACHED_ROWS = 64
-
-
-class Ending(Enum):
-    """How a phase came to its end."""
-
-    OVER = "over"  # the next phase can begin
-    AGAIN = "again"  # go on with a new loader: an exact sum did not fit, or others take part
-    LIMIT = "limit"  # train.max_steps
-    STOPPED = "stopped"  # a signal
 
 
 class Trainer:
