@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import random
 import resource
 import signal
@@ -97,6 +98,11 @@ def disturb(run: Disturbed, kind: str, chance: random.Random) -> dict[str, Any] 
     return _end_and_resume(run, kind, chance, begun)
 
 
+def is_saving(folder: Path) -> bool:
+    """Whether a part of a checkpoint lies there: it does so for about a millisecond."""
+    return any(name.endswith(".part") for name in os.listdir(folder / "checkpoints"))
+
+
 def _kill(run: Disturbed, kind: str, chance: random.Random, begun: dict[str, Any]) -> dict[str, Any] | None:
     if "every" in kind:  # nobody is left to note the loss; new workers go on from the checkpoint
         for victim in run.processes():
@@ -115,7 +121,7 @@ def _kill(run: Disturbed, kind: str, chance: random.Random, begun: dict[str, Any
         victims = [one for one in members if one.pid in pids] or victims
     if "main" in kind or "checkpoint" in kind:
         victims = [main] if (main := run.main_rank()) else victims
-    if "checkpoint" in kind and not run.wait(lambda: any((run.folder / "checkpoints").glob(".*.part"))):
+    if "checkpoint" in kind and not run.wait(lambda: is_saving(run.folder), pause=0.0002):
         return None
     if "all-reduce" in kind:  # nobody can end the sum while one of them is stopped
         held = chance.choice([one for one in members if one not in victims])

@@ -106,7 +106,7 @@ class Disturbed:
     def is_over(self) -> bool:
         return all(launcher.poll() is not None for launcher in self.launchers)
 
-    def wait(self, met: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> bool:
+    def wait(self, met: Callable[[], bool], seconds: float = PATIENCE_SECONDS, pause: float = 0.005) -> bool:
         """Wait for something; False when the run is over before."""
         deadline = time.monotonic() + seconds
         while not met():
@@ -114,7 +114,7 @@ class Disturbed:
                 return False
             if time.monotonic() > deadline:
                 raise TimeoutError(f"waited {seconds:g} s at step {len(self.rows())}")
-            time.sleep(0.005)
+            time.sleep(pause)
         return True
 
     def wait_for_step(self, step: int) -> bool:

@@ -2,10 +2,11 @@
 
     python -m benchmarks.recovery [--rounds 10] [--json]
 
-Three ways take turns: an elastic run; the restart of local workers from the last checkpoint (`--workers 4`, one
-after each step); torchrun's restart of a bare DDP loop that saves its state after each step. All train the same small
-network. A step counts when it is later than any step that was finished before the kill. What it costs the others when
-a worker joins is what the elastic run notes in membership.jsonl, from the last step to the world with the new worker.
+Four ways take turns: an elastic run; the restart of local workers from the last checkpoint (`--workers 4`, one after
+each step); torchft's own manager around a DDP loop; torchrun's restart of a bare DDP loop that saves its state after
+each step (`benchmarks.peer_loops`). All train the same small network. A step counts when it is later than any step that
+was finished before the kill. What it costs the others when a worker joins is what the elastic run notes in
+membership.jsonl, from the last step to the world with the new worker.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import argparse
 import contextlib
 import json
 import os
-import signal
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +27,52 @@ import psutil
 
 from benchmarks.disturbed import WORKERS, command
 
-WAYS = ("elastic", "restart", "torchrun, bare DDP")
+WAYS = ("elastic", "restart", "torchft alone", "torchrun, bare DDP")
 STEPS = 100_000  # the runs are ended from outside
+WORKER_MARKS = {"torchft alone": "--torchft-worker", "torchrun, bare DDP": "--torchrun"}  # others: "spawn_main"
 
 
-def words_of(way: str, folder: Path) -> list[str]:
-    every_step = ["--set", "checkpoint.every_steps=1"] if way == "restart" else []
+def words_of(way: str, folder: Path, checkpoint_steps: int = 1) -> list[str]:
+    """The command that starts a run of 4 workers; a restart goes on from a checkpoint at most so many steps old."""
     if way.startswith("torchrun"):
-        launcher = ["--standalone", "--nproc-per-node", str(WORKERS), "--max-restarts", "3"]
-        return [sys.executable, "-m", "torch.distributed.run", *launcher, __file__, "--bare", str(folder)]
-    words = [*command(folder, STEPS), *every_step, "--workers", str(WORKERS)]
+        launcher = ["--standalone", "--nproc-per-node", str(WORKERS), "--max-restarts", "1000"]
+        loop = ["-m", "benchmarks.peer_loops", "--torchrun", str(folder)]
+        return [sys.executable, "-m", "torch.distributed.run", *launcher, *loop]
+    if way.startswith("torchft"):
+        return [sys.executable, "-m", "benchmarks.peer_loops", "--torchft", str(folder)]
+    words = [*command(folder, STEPS), "--set", f"checkpoint.every_steps={checkpoint_steps}", "--workers", str(WORKERS)]
     return [*words, *["--elastic"] * (way == "elastic")]
+
+
+@contextlib.contextmanager
+def started(way: str, folder: Path, checkpoint_steps: int = 1) -> Iterator[psutil.Popen]:
+    """A run in FOLDER/run while the block lasts."""
+    folder.mkdir(parents=True)
+    words = words_of(way, folder / "run", checkpoint_steps)
+    # torchrun 2.13 keeps one store for all its attempts, and new workers may read the addresses of dead ones there.
+    environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    with (folder / "told").open("wb") as told:
+        launcher = psutil.Popen(words, stdout=told, stderr=told, env=environment, start_new_session=True)
+        family: list[psutil.Process] = [launcher]
+        try:
+            yield launcher
+        finally:
+            with contextlib.suppress(psutil.Error):
+                family += launcher.children(recursive=True)
+            for process in family:  # torchrun puts its workers into sessions of their own
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            launcher.wait(timeout=30)
+
+
+def workers_of(way: str, launcher: psutil.Popen) -> list[psutil.Process]:
+    """The workers of a run that live, oldest first."""
+    mark, found = WORKER_MARKS.get(way, "spawn_main"), []
+    for process in launcher.children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if mark in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return sorted(found, key=lambda process: process.create_time())
 
 
 def last_step(folder: Path) -> int:
@@ -57,27 +93,15 @@ def wait_for_step(folder: Path, step: int, seconds: float = 400.0) -> None:
 
 def recover(way: str, folder: Path) -> dict[str, Any]:
     """Kill a worker of a new run; the seconds until the run goes on, and the cost of each join."""
-    folder.mkdir(parents=True)
     run = folder / "run"
-    with (folder / "told").open("wb") as told:
-        launcher = psutil.Popen(words_of(way, run), stdout=told, stderr=told, start_new_session=True)
-        try:
-            wait_for_step(run, 15)
-            mark = "--bare" if way.startswith("torchrun") else "spawn_main"
-            workers = [one for one in launcher.children(recursive=True) if mark in " ".join(one.cmdline())]
-            before = last_step(run)
-            workers[-1].kill()
-            began = time.monotonic()
-            wait_for_step(run, before + 2)  # one may have been finished as the worker died
-            seconds = time.monotonic() - began
-            joins = []
-            if way == "elastic":
-                joins = wait_for_join(run)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(launcher.pid, signal.SIGKILL)
-            launcher.wait(timeout=30)
-    return {"seconds": seconds, "joins": joins}
+    with started(way, folder) as launcher:
+        wait_for_step(run, 15)
+        before = last_step(run)
+        workers_of(way, launcher)[-1].kill()
+        began = time.monotonic()
+        wait_for_step(run, before + 2)  # one may have been finished as the worker died
+        seconds = time.monotonic() - began
+        return {"seconds": seconds, "joins": wait_for_join(run) if way == "elastic" else []}
 
 
 def wait_for_join(run: Path, seconds: float = 120.0) -> list[float]:
@@ -90,47 +114,11 @@ def wait_for_join(run: Path, seconds: float = 120.0) -> list[float]:
     return []
 
 
-def bare_loop(folder: Path) -> None:
-    """A DDP loop as many write it: state saved after each step, loaded at the start."""
-    import torch
-    import torch.distributed as dist
-
-    from megabatch.model.registry import build_model
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    network = build_model("resnet8", num_classes=10, in_channels=3, width=8)
-    model = torch.nn.parallel.DistributedDataParallel(network)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    saved, step = folder / "state.pt", 0
-    if saved.exists():
-        state = torch.load(saved)
-        model.module.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        step = state["step"]
-    folder.mkdir(exist_ok=True)
-    while True:
-        images, labels = torch.randn(10, 3, 12, 12), torch.randint(10, (10,))
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(images), labels).backward()
-        optimizer.step()
-        step += 1
-        if dist.get_rank() == 0:
-            state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-            torch.save(state, folder / "part")
-            os.replace(folder / "part", saved)
-            with (folder / "metrics.jsonl").open("a") as file:
-                file.write(json.dumps({"step": step}) + "\n")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--bare", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.bare:
-        bare_loop(options.bare)
     found: dict[str, list[float]] = {way: [] for way in (*WAYS, "a join, for the others")}
     with tempfile.TemporaryDirectory() as scratch:
         for number in range(options.rounds):
