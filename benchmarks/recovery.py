@@ -96,9 +96,9 @@ def recover(way: str, folder: Path) -> dict[str, Any]:
     run = folder / "run"
     with started(way, folder) as launcher:
         wait_for_step(run, 15)
-        before = last_step(run)
-        workers_of(way, launcher)[-1].kill()
-        began = time.monotonic()
+        victim = workers_of(way, launcher)[-1]
+        victim.kill()
+        began, before = time.monotonic(), last_step(run)
         wait_for_step(run, before + 2)  # one may have been finished as the worker died
         seconds = time.monotonic() - began
         return {"seconds": seconds, "joins": wait_for_join(run) if way == "elastic" else []}

@@ -73,7 +73,8 @@ class ElasticRun:
             elastic.lighthouse,
             self._token,
             digest_of(config, labels, versions),
-            founders=elastic.founders,
+            # One that takes the place of a dead worker begins with whoever is there: not all dead ones are replaced.
+            founders=1 if REPLACES_VARIABLE in os.environ else elastic.founders,
             min_workers=elastic.min_workers,
             max_workers=elastic.max_workers,
             wait_seconds=config.comm.wait_seconds,

@@ -53,7 +53,8 @@ class TooFewWorkersError(LaunchError):
 class Seat:
     """A worker in a roster, as it describes itself. Values come from the network: `_seat` checks them.
 
-    since: when it became a member, 0 for one that is not yet. progress: see `Membership.ask`.
+    since: when it became a member, 0 for one that is not yet. progress: see `Membership.ask`. waits_for: how many
+    workers it would like to begin with.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Seat:
     store_port: int
     since: int
     progress: int
+    waits_for: int
     digest: str
 
 
@@ -90,6 +92,11 @@ class Roster:
     def is_beginning(self) -> bool:
         """Nobody has a state of the run yet."""
         return self.seats[self.source].progress == NEWCOMER
+
+    @property
+    def is_complete(self) -> bool:
+        """Enough are there to begin, or the run goes on already; all who get this roster must come to one answer."""
+        return any(seat.since for seat in self.seats) or len(self.seats) >= min(seat.waits_for for seat in self.seats)
 
     def behind(self) -> list[int]:
         """The ranks that need the state of `source`."""
@@ -178,15 +185,13 @@ class Membership:
         """
         began = time.monotonic()
         while True:
-            roster = self._ask_once(progress, began)
-            everybody_new = all(not seat.since for seat in roster.seats)
             is_late = time.monotonic() - began >= self._wait_seconds
+            roster = self._ask_once(progress, 1 if is_late else self._founders)
             if self.name not in roster.names:  # all places are taken: wait for one to become free
                 continue
-            if everybody_new and len(roster.seats) < self._founders and not is_late:
-                time.sleep(HEARTBEAT_SECONDS)
-                continue
-            return roster
+            if roster.is_complete:
+                return roster
+            time.sleep(HEARTBEAT_SECONDS)
 
     def connect(self, roster: Roster) -> None:
         """Make the default process group of a roster's workers."""
@@ -230,8 +235,9 @@ class Membership:
         self._heart.shutdown()
         self.disconnect()
 
-    def _ask_once(self, progress: int, began: float) -> Roster:
-        own = Seat(self.name, host_name(), self._store_host, self._store_port, self._since, progress, self._digest)
+    def _ask_once(self, progress: int, waits_for: int) -> Roster:
+        began, address = time.monotonic(), (self._store_host, self._store_port)
+        own = Seat(self.name, host_name(), *address, self._since, progress, waits_for, self._digest)
         data = {**asdict(own), "signature": sign(self._token, _signed_text(own))}
         while True:
             left = self._wait_seconds - (time.monotonic() - began)
@@ -254,7 +260,7 @@ class Membership:
         """What a participant said of itself; None unless it is whole and signed."""
         if not isinstance(data, dict):
             return None
-        texts, numbers = ("name", "host", "store_host", "digest"), ("store_port", "since", "progress")
+        texts, numbers = ("name", "host", "store_host", "digest"), ("store_port", "since", "progress", "waits_for")
         kinds = dict.fromkeys(texts, str) | dict.fromkeys(numbers, int)
         if any(type(data.get(field)) is not kind for field, kind in kinds.items()):
             return None

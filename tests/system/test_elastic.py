@@ -98,10 +98,13 @@ def test_with_too_few_workers_the_run_waits_then_saves_and_stops(tmp_path: Path)
 
 @pytest.mark.slow
 def test_all_workers_lost_at_once_go_on_from_the_checkpoint(undisturbed: str, tmp_path: Path) -> None:
+    """One has left before and does not come back: those in place of the others do not wait for it."""
     folder = tmp_path / "run"
-    settings = (*SETTINGS, "checkpoint.every_steps=2")
-    process = start(command(folder, "--workers", "2", "--elastic", overrides=settings))
+    settings = (*SETTINGS, "checkpoint.every_steps=2", "comm.wait_seconds=1000")
+    process = start(command(folder, "--workers", "3", "--elastic", overrides=settings))
     wait_for_rows(folder, process, at_least=8)
+    workers_of(process)[0].terminate()
+    wait_for_rows(folder, process, at_least=16)
     for worker in workers_of(process):
         worker.kill()
     finished(process, folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -46,7 +47,16 @@ def ask_all(members: list[Membership], progress: list[int]) -> list[Roster | Exc
 
 
 def seat(name: str, host: str = "a", since: int = 0, progress: int = NEWCOMER) -> Seat:
-    return Seat(name, host, "127.0.0.1", 1, since, progress, "d")
+    return Seat(name, host, "127.0.0.1", 1, since, progress, 1, "d")
+
+
+def test_all_agree_whether_enough_are_there_to_begin() -> None:
+    """The roster alone says it, so that nobody goes ahead while others wait."""
+    waiting = [replace(seat(name), waits_for=3) for name in "abc"]
+    assert not Roster(1, (waiting[0], waiting[1])).is_complete
+    assert Roster(1, (waiting[0], waiting[1], waiting[2])).is_complete
+    assert Roster(1, (waiting[0], seat("b"))).is_complete  # one has waited long enough, or replaces a dead one
+    assert Roster(1, (waiting[0], replace(waiting[1], since=5))).is_complete  # the run goes on already
 
 
 def test_all_get_the_same_roster(lighthouse: str) -> None:
