@@ -118,7 +118,7 @@ def run_side_by_side(
     """Run what `next_run` gives, `num_jobs` at a time; True when it was stopped by Ctrl-C or SIGTERM.
 
     `next_run` is asked whenever a place is free; None means that there is nothing to start now. It is over when nothing
-    goes on and there is nothing to start. Whatever `tell` or `next_run` raise ends the runs under way: they can be resumed.
+    goes on and there is nothing to start. What `tell` or `next_run` raise ends the runs under way; they can be resumed.
     """
     (output / "logs").mkdir(parents=True, exist_ok=True)
     going: list[_Going] = []

@@ -104,7 +104,7 @@ def opening_lines(plan: TunePlan, output: Path) -> list[str]:
     data = plan.trial.data
     lengths = ", ".join(f"{rung.epochs:.4g}" for rung in plan.rungs)
     return [
-        f"images         {plan.num_train:,} to train on, {data.held_out_images:,} held out from the training set to judge by",
+        f"images         {plan.num_train:,} to train on, {data.held_out_images:,} held out of the same set to judge by",
         f"lengths        {lengths} epochs",
         *(f"search         {one.text}" for one in plan.space),
         f"folder         {output}",
@@ -177,7 +177,7 @@ class Search:
         one = self._images_of_trial() * seconds / images
         if one > self.budget_seconds:
             raise ConfigError(
-                f"--budget {seconds_text(self.budget_seconds)} is less than one trial takes, about {seconds_text(one)} here; "
+                f"--budget {seconds_text(self.budget_seconds)} is less than a trial takes, about {seconds_text(one)}; "
                 "give more, or fewer --epochs in another --output; what has been run is kept"
             )
         return seconds + reserved * seconds / images + one <= self.budget_seconds

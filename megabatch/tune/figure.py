@@ -56,15 +56,14 @@ def by_rate(plan: TunePlan, results: Sequence[TrialResult]) -> Figure | Missing:
             )
         )
     caption = (
-        f"Each point is one run of one trial, n = 1, one seed, on {plan.trial.data.held_out_images:,} images held out from "
-        "the training set. The other settings of the search differ from point to point."
+        f"Each point is one run of one trial, n = 1, one seed, on {plan.trial.data.held_out_images:,} images held out "
+        "from the training set. The other settings of the search differ from point to point."
     )
-    kind = "log" if dimension.log else "linear"
     return Figure(
         "tune_rate",
         title,
         caption,
-        Axis(dimension.key, kind=kind),
+        Axis(dimension.key, kind="log" if dimension.log else "linear"),
         Axis(plan.metric, percent=plan.metric != "val_loss"),
         tuple(series),
     )
@@ -77,8 +76,8 @@ def importance_bars(plan: TunePlan, shares: dict[str, float]) -> Figure | Missin
     order = sorted(shares, key=lambda key: shares[key])
     bars = Series("importance", "train", tuple(order), tuple(shares[key] for key in order), mark="bars")
     caption = (
-        f"Share of {plan.metric} at the shortest length that each setting decides within its range (PED-ANOVA, by Optuna). "
-        "With few trials it is a hint."
+        f"Share of {plan.metric} at the shortest length that each setting decides within its range "
+        "(PED-ANOVA, by Optuna). With few trials it is a hint."
     )
     axes = Axis("setting", kind="category"), Axis("importance", percent=True, from_zero=True)
     return Figure("tune_importance", title, caption, *axes, (bars,), horizontal=True)
@@ -94,7 +93,7 @@ def what_was_saved(plan: TunePlan, results: Sequence[TrialResult]) -> Figure | M
     seen = tuple(float(one.images) for one in results)
     saved = tuple(float(max(0, whole - one.images)) for one in results)
     caption = (
-        f"A run at full length sees {whole:,} images. A trial that is not pruned sees more than that, because its shorter "
+        f"A run at full length sees {whole:,} images. A trial that is not pruned sees more, because its shorter "
         "runs come first."
     )
     return Figure(

@@ -3,8 +3,8 @@
 The first trial is the recipe as it is. Quasi-random trials follow (a scrambled Sobol sequence: they leave no gaps that
 independent draws would), then Optuna's TPE sampler, which goes where trials were good and knows those under way.
 
-Who works on a trial holds a lock on the trial's folder. The lock ends with its process however that ends, so a trial that
-the journal calls running and whose lock is free was interrupted: whoever comes next continues it.
+Who works on a trial holds a lock on the trial's folder. The lock ends with its process however that ends, so a trial
+that the journal calls running and whose lock is free was interrupted: whoever comes next continues it.
 """
 
 from __future__ import annotations

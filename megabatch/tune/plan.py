@@ -1,8 +1,8 @@
 """What a search consists of: the recipe, its ranges, the held-out images, the lengths of its runs.
 
-**Held-out images.** Trials train on a part of the training set and are evaluated on the rest of it, `data.held_out_images`
-many: the end of one fixed order of all training images that has the set's mix of classes (`data.sources.mixed_order`). The
-order depends on nothing but the labels, so every trial holds out the same images. The validation images play no part.
+**Held-out images.** Trials train on a part of the training set and are judged by `data.held_out_images` others of it:
+the end of one fixed order of all training images that has the set's mix of classes (`data.sources.mixed_order`). The
+order depends on the labels alone, so every trial holds out the same images. The validation images play no part.
 
 **Successive halving.** A trial is a row of runs, each over more epochs than the one before, with every schedule
 stretched to its length (`recipes.scale.over_epochs`). So every number that trials are compared by is that of a finished
@@ -63,8 +63,10 @@ class TunePlan:
         return digest_of(self.trial, self.metric, self.rungs, self.space)
 
     def config(self, values: Mapping[str, float], rung: Rung) -> Config:
-        """The settings of one run of a trial."""
-        return over_epochs(with_values(self.trial, values), rung.epochs)
+        """The settings of one run of a trial; a run that is interrupted loses a fifth of itself at most."""
+        config = over_epochs(with_values(self.trial, values), rung.epochs)
+        often = {"every_epochs": min(config.checkpoint.every_epochs or math.inf, rung.epochs / 5)}
+        return config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update=often)})
 
     def images(self, rung: Rung) -> int:
         """Training images that a run of this length sees."""
@@ -131,22 +133,21 @@ def count_training_images(config: Config) -> int:
 def split(num_images: int, config: Config, held_out: int | None = None) -> tuple[int, int]:
     """How many images trials train on, and how many they are evaluated on.
 
-    Without a wish: what the recipe holds out, else a tenth of the images, at most 10,000. What the recipe limits itself to is
-    kept where enough images lie beyond.
+    Without a wish: what the recipe holds out, else a tenth of the images, at most 10,000. What the recipe limits itself
+    to is kept where enough images lie beyond.
 
     Raises:
         ConfigError: no image can be held out.
     """
     limit = config.data.max_train_images or num_images
-    wanted = (
-        held_out or config.data.held_out_images or min(_MAX_HELD_OUT, max(1, min(limit, num_images) // _HELD_OUT_SHARE))
-    )
+    tenth = min(limit, num_images) // _HELD_OUT_SHARE
+    wanted = held_out or config.data.held_out_images or min(_MAX_HELD_OUT, max(1, tenth))
     num_train = min(limit, num_images - wanted)
     needed = config.train.ghost_batch_size
     if num_train < needed:
         raise ConfigError(
-            f"no {wanted:,} images can be held out of {num_images:,} training images: {max(0, num_train):,} would be left "
-            f"and a ghost batch needs {needed:,}; give more images, a smaller --held-out or a smaller train.ghost_batch_size"
+            f"no {wanted:,} images can be held out of {num_images:,} training images: {max(0, num_train):,} would be "
+            f"left, a ghost batch needs {needed:,}; give more images, or a smaller --held-out or train.ghost_batch_size"
         )
     return num_train, wanted
 

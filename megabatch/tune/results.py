@@ -79,11 +79,11 @@ class GoodRange:
     @property
     def text(self) -> str:
         wide = f", a factor of {self.high / self.low:.2g}" if self.log and self.low > 0 else ""
-        return f"{self.key} {self.low:.3g} to {self.high:.3g}{wide} ({self.num_trials} trials)"
+        return f"{self.key} {self.low:.3g} to {self.high:.3g}{wide}"
 
 
 def good_ranges(plan: TunePlan, results: Sequence[TrialResult]) -> list[GoodRange]:
-    """Per setting, the smallest and the largest value of trials within the margin of the best at the shortest length."""
+    """Per setting, the smallest and largest value of trials within the margin of the best at the shortest length."""
     first = {one.number: one.numbers[0] for one in results if one.numbers}
     if not first:
         return []
@@ -126,8 +126,9 @@ def statements(plan: TunePlan, results: Sequence[TrialResult]) -> list[str]:
     counts = {kind: sum(one.outcome == kind for one in results) for kind in ("finished", "pruned", "diverged")}
     images, seconds = sum(one.images for one in results), math.fsum(one.seconds for one in results)
     said = [
-        f"{len(results)} trials: {counts['finished']} finished, {counts['pruned']} pruned, {counts['diverged']} diverged; "
-        f"{images:,} images, {seconds_text(seconds)} of training.",
+        f"{len(results)} trials: "
+        + ", ".join(f"{count} {kind}" for kind, count in counts.items())
+        + f"; {images:,} images, {seconds_text(seconds)} of training."
     ]
     if len(plan.rungs) > 1:
         whole = images_of_all(plan, results)
@@ -141,17 +142,16 @@ def statements(plan: TunePlan, results: Sequence[TrialResult]) -> list[str]:
     shown = f"{100 * best.numbers[-1]:.2f} %" if plan.metric != "val_loss" else f"{best.numbers[-1]:.4f}"
     held_out = plan.trial.data.held_out_images
     said.append(
-        f"Best: trial {best.number}, {plan.metric} {shown} of {held_out:,} held-out images after {length.epochs:g} epochs."
+        f"Best: trial {best.number}, {plan.metric} {shown} of {held_out:,} held-out images, {length.epochs:g} epochs."
     )
     own = next((one for one in results if one.number == 0 and len(one.numbers) == len(best.numbers)), None)
     if own is not None and own is not best and plan.metric != "val_loss":
         said.append(f"The recipe as it was (trial 0): {100 * own.numbers[-1]:.2f} %.")
     margin = MARGIN[plan.metric]
     margin_text = f"{100 * margin:g} point" if plan.metric != "val_loss" else f"{margin:g}"
-    said += [
-        f"Good (within {margin_text} of the best at the shortest length): {one.text}."
-        for one in good_ranges(plan, results)
-    ]
+    ranges = good_ranges(plan, results)
+    told = "; ".join(one.text for one in ranges)
+    said.append(f"Within {margin_text} of the best at the shortest length, {ranges[0].num_trials} trials: {told}.")
     said += [text for one in plan.space if (text := _at_an_end(one, best.values[one.key]))]
     return said
 
@@ -180,8 +180,8 @@ def all_diverged(plan: TunePlan, results: Sequence[TrialResult]) -> str:
     tried = [one.values[level.key] for one in ended]
     lower = f"{level.low / 100 if level.log else level.low / 2:.3g}:{level.low:.3g}{':log' if level.log else ''}"
     return (
-        f"all {len(ended)} trials diverged, with {level.key} from {min(tried):.3g} to {max(tried):.3g}; extend the lower end: "
-        f"--search {level.key}={lower} with another --output, or lower optimizer.lr"
+        f"all {len(ended)} trials diverged, with {level.key} from {min(tried):.3g} to {max(tried):.3g}; extend the "
+        f"lower end: --search {level.key}={lower} with another --output, or lower optimizer.lr"
     )
 
 

@@ -1,7 +1,7 @@
 """What is searched: settings that a recipe leaves open, each with a range.
 
-`default_space` is a pure function of the recipe. A recipe leaves open what it gives as a plain number; what it gives as a
-schedule is part of its method and stays, except for the level of the learning rate and the length of its warm-up:
+`default_space` is a pure function of the recipe. A recipe leaves open what it gives as a plain number; what it gives
+as a schedule is part of its method and stays, except for the level of the learning rate and the length of its warm-up:
 
     optimizer.lr_factor                 level of the lr. For SGD the range reaches from a quarter of what square-root
                                         scaling of 0.1 per 256 images gives to four times what linear scaling gives, and
