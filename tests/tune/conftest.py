@@ -16,8 +16,8 @@ TINY = (
     *("model.width=4", "train.ghost_batch_size=10", "train.global_batch_size=20", "train.threads_per_worker=1"),
 )
 
-# top-1 falls with the distance of log2(lr_factor) from log2(1.7). A factor above 20 diverges as a real run does; a momentum
-# of 0.5 fails for another reason.
+# top-1 falls with the distance of log2(lr_factor) from log2(1.7). A factor above 20 diverges as a real run does; a
+# momentum of 0.5 fails for another reason.
 TRAINER = """
 import json, math, pathlib, sys, tomllib
 settings, folder = pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[4])

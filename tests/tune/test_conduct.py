@@ -42,7 +42,7 @@ def test_the_good_rate_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert whole["images"] == sum(row["images"] for row in whole["trials"])
     assert whole["images_without_pruning"] == 30 * 8 * 180
     (good,) = whole["good_ranges"]
-    assert good["low"] <= 1.7 <= good["high"] * 1.2
+    assert 1.2 < good["low"] < 2.1 or 1.2 < good["high"] < 2.3  # 0.2 octaves either way, as far as trials are there
     assert good["high"] / good["low"] < 4
     starts = [path.read_text().split() for path in output.glob("trials/*/rung-0/starts")]
     assert {tuple(words) for words in starts} == {(str(8 / 9), "20", "180", "0")}
@@ -149,7 +149,7 @@ def test_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_journal_of_another_recipe(tmp_path: Path) -> None:
     assert conduct(request(tmp_path / "out", trials=1)) == 0
     other = TuneRequest(**{**vars(request(tmp_path / "out")), "overrides": (*TINY, "model.width=8")})
-    with pytest.raises(CheckpointError, match="another recipe: its model.width is 4, given 8"):
+    with pytest.raises(CheckpointError, match=r"another recipe: its model\.width is 4, given 8"):
         conduct(other)
 
 
@@ -168,17 +168,17 @@ def test_killed_with_9_and_continued(tmp_path: Path) -> None:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     first = output / "trials" / "0000" / "rung-0"
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None and not list(first.glob("checkpoints/step*")):
+    while time.monotonic() < deadline and process.poll() is None and not list(first.glob("checkpoints/step-*.pt")):
         time.sleep(0.005)
     os.kill(process.pid, signal.SIGKILL)
     _, heard = process.communicate(timeout=60)
-    assert list(first.glob("checkpoints/*")), heard.decode()
+    assert list(first.glob("checkpoints/step-*.pt")), heard.decode()
     assert not (first / "summary.json").exists(), "it was too quick to be killed"
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     whole = json.loads(done.stdout.splitlines()[-1])
     assert [row["trial"] for row in whole["trials"]] == [0, 1]  # continued, not begun anew as a third
     assert {row["outcome"] for row in whole["trials"]} == {"finished"}
-    assert "resum" in (output / "logs" / "trials-0000-rung-0.log").read_text()
+    assert "resuming after step" in (output / "logs" / "trials-0000-rung-0.log").read_text()
     steps = [json.loads(line)["step"] for line in (first / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(1, 6 * 180 // 10 + 1))

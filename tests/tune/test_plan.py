@@ -80,9 +80,9 @@ def test_what_changes_the_digest(tiny: Config) -> None:
 def test_what_is_refused(tiny: Config) -> None:
     with pytest.raises(ConfigError, match=r"no 195 images can be held out of 200 .* ghost batch needs 10"):
         make_plan(tiny, held_out=195)
-    with pytest.raises(ConfigError, match="--metric 'top7' is no number.*top1, top5, val_loss"):
+    with pytest.raises(ConfigError, match=r"--metric 'top7' is no number.*top1, top5, val_loss"):
         make_plan(tiny, metric="top7")
-    with pytest.raises(ConfigError, match="names 'optimizer.lr_factor' twice"):
+    with pytest.raises(ConfigError, match=r"names 'optimizer.lr_factor' twice"):
         make_plan(tiny, search=["optimizer.lr_factor=1:2", "optimizer.lr_factor=1:3"])
     with pytest.raises(ConfigError, match="--epochs -1"):
         make_plan(tiny, epochs=-1)
