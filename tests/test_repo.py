@@ -37,7 +37,8 @@ NOT_OURS = {
 }
 
 # Who may import whom, besides itself:
-# errors <- files <- schedule <- config <- recipes, comm, optim, model, data, report <- train <- bench, study <- tune <- cli.
+# errors <- files <- schedule <- config <- recipes, comm, optim, model, data, report <- train <- bench, study <- tune
+# <- cli.
 # `report` and `plan` stay light enough for any laptop; `plan` prices the phases that `comm` executes.
 BELOW = {"errors", "files", "machine", "schedule", "config"}
 MAY_IMPORT: dict[str, set[str]] = {

@@ -96,7 +96,7 @@ def good_ranges(plan: TunePlan, results: Sequence[TrialResult]) -> list[GoodRang
     return ranges
 
 
-def importance(plan: TunePlan, results: Sequence[TrialResult], seed: int = 0) -> dict[str, float]:
+def importance(plan: TunePlan, results: Sequence[TrialResult]) -> dict[str, float]:
     """How much of the metric each setting decides, at the shortest length; empty when there are too few trials.
 
     PED-ANOVA (Watanabe 2023) by Optuna: shares that add up to one. A diverged trial counts as the worst of all.
@@ -109,6 +109,7 @@ def importance(plan: TunePlan, results: Sequence[TrialResult], seed: int = 0) ->
     ranges = distributions(plan)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Optuna calls the evaluator experimental
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
         study = optuna.create_study(direction="maximize" if plan.maximize else "minimize")
         for one, number in scored:
             study.add_trial(optuna.trial.create_trial(params=one.values, distributions=ranges, value=number))
