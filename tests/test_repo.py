@@ -37,7 +37,8 @@ NOT_OURS = {
 }
 
 # Who may import whom, besides itself:
-# errors <- files <- schedule <- config <- recipes, comm, optim, model, data, report <- train <- bench, study <- cli.
+# errors <- files <- schedule <- config <- recipes, comm, optim, model, data, report <- train <- bench, study <- tune
+# <- cli.
 # `report` and `plan` stay light enough for any laptop; `plan` prices the phases that `comm` executes.
 BELOW = {"errors", "files", "machine", "schedule", "config"}
 MAY_IMPORT: dict[str, set[str]] = {
@@ -67,8 +68,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "train": BELOW | {"recipes", "comm", "optim", "model", "data", "report"},
     "study": BELOW | {"recipes", "report", "train.run_dir", "train.world"},
+    "tune": BELOW | {"recipes", "report", "data.formats", "study", "train.run_dir"},
     "bench": BELOW | {"recipes", "comm", "optim", "model", "data", "report", "train"},
-    "cli": BELOW | {"recipes", "comm", "optim", "model", "data", "report", "plan", "study", "launch", "train", "bench"},
+    "cli": BELOW
+    | {"recipes", "comm", "optim", "model", "data", "report", "plan", "study", "tune", "launch", "train", "bench"},
     "__main__": {"cli", "errors"},
 }
 
@@ -87,7 +90,7 @@ TORCH_FREE = (
     *("megabatch.comm.price", "megabatch.comm.calibration"),
     # A mistake in a recipe, a folder or a launcher's variables is told without the seconds that torch takes to load.
     *("megabatch.train.entry", "megabatch.train.run_dir", "megabatch.train.token", "megabatch.train.world"),
-    "megabatch.study.conduct",
+    *("megabatch.study.conduct", "megabatch.tune.conduct", "megabatch.tune.journal"),
     *("megabatch.plan.plan_file", "megabatch.plan.show", "megabatch.plan.validate"),
     *("benchmarks.simulators.simgrid", "benchmarks.simulators.simgrid_child", "benchmarks.check_plan"),
 )

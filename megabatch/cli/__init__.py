@@ -7,7 +7,21 @@ from __future__ import annotations
 
 import typer
 
-from megabatch.cli import bench, data, doctor, evaluate, launch, lighthouse, plan, recipes, report, study, train, verify
+from megabatch.cli import (
+    bench,
+    data,
+    doctor,
+    evaluate,
+    launch,
+    lighthouse,
+    plan,
+    recipes,
+    report,
+    study,
+    train,
+    tune,
+    verify,
+)
 
 __all__ = ["app"]
 
@@ -27,6 +41,7 @@ for verbs in (
     recipes.app,
     plan.app,
     report.app,
+    tune.app,
     study.app,
     doctor.app,
     lighthouse.app,

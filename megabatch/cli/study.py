@@ -44,6 +44,8 @@ def study(
     Finished runs are skipped and interrupted ones resumed: the same command goes on where it was stopped.
     """
     from megabatch.study.conduct import StudyRequest, conduct
+    from megabatch.tune.arms import tune_arms
 
     overrides, values = changes(set_, data), tuple(vary or ())
-    raise typer.Exit(conduct(StudyRequest(target, values, overrides, seeds, baseline, jobs, output, collect, as_json)))
+    request = StudyRequest(target, values, overrides, seeds, baseline, jobs, output, collect, as_json)
+    raise typer.Exit(conduct(request, tune_arms))

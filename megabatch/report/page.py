@@ -93,6 +93,18 @@ def build_page(runs: Sequence[Run], times: NetworkTimes | None = None, *, live: 
         "figures": sections.figures_section(figures, missing, torus),
         "repeat": sections.repeat_section(runs),
     }
+    return page_of(headline(runs), parts, figures, torus, live=live)
+
+
+def page_of(
+    title: str,
+    parts: dict[str, str],
+    figures: Sequence[Figure],
+    torus: dict[str, Any] | None = None,
+    *,
+    live: bool = False,
+) -> Page:
+    """Parts of HTML and the figures in them as a page."""
     data: dict[str, Any] = {
         "figures": [figure_as_data(figure) for figure in figures],
         "colors": {name: list(pair) for name, pair in COLORS.items()},
@@ -103,11 +115,17 @@ def build_page(runs: Sequence[Run], times: NetworkTimes | None = None, *, live: 
     }
     text = json.dumps([parts, data], sort_keys=True, allow_nan=False)
     data["version"] = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return Page(headline(runs), parts, data)
+    return Page(title, parts, data)
 
 
 def html_of(page: Page, runs: Sequence[Run]) -> str:
-    """The whole file."""
+    """The whole file, of runs."""
+    name = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
+    return whole_file(page, name, *(status(runs[0]) if len(runs) == 1 else ("comparison", "")))
+
+
+def whole_file(page: Page, name: str, word: str, kind: str = "", made_by: str = "megabatch report") -> str:
+    """The whole file; `word` is the label on top, `kind` its color."""
     scripts = [_asset("torus.js"), _plotly(), _asset("page.js")]
     allowed = " ".join(script_hash(source) for source in (_THEME, *scripts))
     connect = "'self'" if page.data["live"] else "'none'"
@@ -115,8 +133,6 @@ def html_of(page: Page, runs: Sequence[Run]) -> str:
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
         f"connect-src {connect}; base-uri 'none'; form-action 'none'"
     )
-    name = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
-    word, kind = status(runs[0]) if len(runs) == 1 else ("comparison", "")
     live = '<span id="live" class="chip good" role="status">live</span>' if page.data["live"] else ""
     head = (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -134,7 +150,7 @@ def html_of(page: Page, runs: Sequence[Run]) -> str:
         f'<header><span class="brand">megabatch <span>report</span></span>{chip(word, kind)}{live}'
         '<span class="space"></span><button id="theme" type="button" aria-pressed="false">Dark</button></header>\n'
         f'<main id="main">\n{sections}</main>\n'
-        "<footer>Made by <code>megabatch report</code>. Numbers are tagged measured, simulated or quoted.</footer>\n"
+        f"<footer>Made by <code>{escape(made_by)}</code>. Numbers are tagged measured, simulated or quoted.</footer>\n"
         f'<script type="application/json" id="report-data">{json_for_script(page.data)}</script>\n'
     )
     return head + body + "".join(f"<script>{source}</script>\n" for source in scripts) + "</body>\n</html>\n"

@@ -47,12 +47,19 @@ def plan_of(request: StudyRequest) -> Study:
     return from_grid(request.target, request.vary, request.seeds or 3, request.overrides, request.baseline)
 
 
-def conduct(request: StudyRequest) -> int:
-    """Run, collect and tell; 0 when every run is finished, 1 when some failed, 130 when the study was stopped."""
+def conduct(
+    request: StudyRequest, tune_arms: Callable[[Study, Path, StudyRequest, Callable[[str], None]], Study] | None = None
+) -> int:
+    """Run, collect and tell; 0 when every run is finished, 1 when some failed, 130 when the study was stopped.
+
+    tune_arms: gives the study with tuned arms, for a file that asks for it (`megabatch.tune.arms`).
+    """
     study = plan_of(request)
-    runs = study.runs()
     output = (request.output or Path("runs") / f"study-{slug(Path(request.target).stem)}").absolute()
     console = Console(stderr=request.as_json, highlight=False, soft_wrap=True)
+    if study.tune is not None and tune_arms is not None:
+        study = tune_arms(study, output, request, lambda line: console.print(line, markup=False))
+    runs = study.runs()
     outcomes: list[Outcome] = []
     if not request.collect_only:
         missing = [run for run in runs if not is_finished(output / run.key, run)]

@@ -21,6 +21,12 @@ A study is a file:
     set = ["train.global_batch_size=1024"]
     against = "small batch"            # instead of the baseline
 
+    [tune]                             # before its seeds run, every arm is tuned with the same effort
+    trials = 24
+    search = ["optimizer.lr_factor=0.1:10:log"]    # what `megabatch tune --search` takes; by default what is left open
+
+A recipe that `megabatch tune` has written (`recipe = "best.toml"`) is an arm like any other.
+
 or, on the command line, a recipe and the values its settings take (`from_grid`): every combination is an arm.
 """
 
@@ -76,6 +82,16 @@ class Arm(Section):
         return load_config(self.recipe, changes, scale=self.scale or None, epochs=self.epochs)
 
 
+class TuneTable(Section):
+    """The same tuning effort for every arm; what is left out is as in `megabatch tune`."""
+
+    trials: Annotated[int, Field(ge=1, le=100_000)]
+    search: tuple[str, ...] = ()
+    epochs: _Epochs | None = None
+    held_out: Annotated[int, Field(ge=1)] | None = None
+    rungs: Annotated[int, Field(ge=1, le=6)] | None = None
+
+
 class _StudyTable(Section):
     """The file."""
 
@@ -87,6 +103,7 @@ class _StudyTable(Section):
     baseline: str = ""
     margin_points: Positive = 0.5
     set: tuple[str, ...] = ()
+    tune: TuneTable | None = None
     arm: Annotated[tuple[Arm, ...], Field(min_length=1)]
 
 
@@ -108,6 +125,7 @@ class Study:
     arms: tuple[Arm, ...]
     baseline: str
     margin_points: float = 0.5
+    tune: TuneTable | None = None
 
     def arm(self, name: str) -> Arm:
         return next(arm for arm in self.arms if arm.name == name)
@@ -158,7 +176,7 @@ def from_file(path: Path, overrides: Sequence[str] = ()) -> Study:
                 )
         by_name[arm.name] = _resolved(arm, table, by_name, path, baseline)
     arms = tuple(arm.model_copy(update={"set": (*arm.set, *overrides)}) for arm in by_name.values())
-    return _checked(Study(table.title, arms, baseline, table.margin_points))
+    return _checked(Study(table.title, arms, baseline, table.margin_points, table.tune))
 
 
 def _resolved(arm: Arm, table: _StudyTable, by_name: dict[str, Arm], path: Path, baseline: str) -> Arm:

@@ -102,26 +102,42 @@ def run_all(
     After Ctrl-C or SIGTERM no run is started, those under way write a checkpoint, and the list ends with them.
     """
     waiting = [run for run in runs if not is_finished(output / run.key, run)]
+    outcomes: list[Outcome] = []
+
+    def note(outcome: Outcome, going: int) -> None:
+        outcomes.append(outcome)
+        tell(outcome, going)
+
+    run_side_by_side(lambda: waiting.pop(0) if waiting else None, output, num_jobs, note)
+    return outcomes
+
+
+def run_side_by_side(
+    next_run: Callable[[], StudyRun | None], output: Path, num_jobs: int, tell: Callable[[Outcome, int], None]
+) -> bool:
+    """Run what `next_run` gives, `num_jobs` at a time; True when it was stopped by Ctrl-C or SIGTERM.
+
+    `next_run` is asked whenever a place is free; None means that there is nothing to start now. It is over when nothing
+    goes on and there is nothing to start. What `tell` or `next_run` raise ends the runs under way; they can be resumed.
+    """
     (output / "logs").mkdir(parents=True, exist_ok=True)
     going: list[_Going] = []
-    outcomes: list[Outcome] = []
     with _StopRequests() as stop:
         try:
-            while going or (waiting and not stop.count):
-                while waiting and len(going) < num_jobs and not stop.count:
-                    run = waiting.pop(0)
+            while True:
+                while len(going) < num_jobs and not stop.count and (run := next_run()) is not None:
                     going.append(_Going(run, _start(run, output), time.monotonic()))
+                if not going:
+                    return bool(stop.count)
                 stop.pass_on(going)
                 for one in [one for one in going if one.process.poll() is not None]:
                     going.remove(one)
-                    outcomes.append(_outcome(one, output))
-                    tell(outcomes[-1], len(going))
+                    tell(_outcome(one, output), len(going))
                 time.sleep(POLL_SECONDS)
         finally:
             for one in going:  # only after an error of our own
                 one.process.kill()
                 one.process.wait()
-    return outcomes
 
 
 class _StopRequests:
