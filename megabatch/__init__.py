@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from megabatch.model.norm import exact_statistics as exact_statistics
     from megabatch.model.registry import build_model as build_model
     from megabatch.optim.groups import parameter_groups as parameter_groups
+    from megabatch.optim.lamb import LAMB as LAMB
     from megabatch.optim.lars import LARS as LARS
     from megabatch.optim.rmsprop_warmup import RMSpropWarmup as RMSpropWarmup
     from megabatch.recipes import load_config as load_config
@@ -36,6 +37,7 @@ _PUBLIC = {
     "Config": "megabatch.config",
     "ExactSums": "megabatch.comm.exact",
     "GhostStatistics": "megabatch.model.norm",
+    "LAMB": "megabatch.optim.lamb",
     "LARS": "megabatch.optim.lars",
     "MegabatchError": "megabatch.errors",
     "NoiseScale": "megabatch.comm.noise_scale",
