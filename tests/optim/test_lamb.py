@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -63,7 +64,7 @@ def test_twelve_steps_are_those_of_the_paper(dtype: torch.dtype, tolerance: floa
 
 
 def test_it_is_the_lamb_of_pytorch_optimizer() -> None:
-    """That one leaves the bias in, adds eps to |u| and clamps |w| at 10, which these weights do not reach."""
+    """That one leaves the bias in (so told), adds eps to |u| and clamps |w| at 10, which these weights do not reach."""
     ours, grads = weights_and_gradients(10, torch.float64)
     with torch.no_grad():
         for p in ours:
@@ -71,7 +72,7 @@ def test_it_is_the_lamb_of_pytorch_optimizer() -> None:
     theirs = [nn.Parameter(p.detach().clone()) for p in ours]
     one = LAMB(ours, 0.02, (0.9, 0.99), weight_decay=0.1, eps=1e-10, bias_correction=False)
     other = pytorch_optimizer.Lamb(
-        theirs, 0.02, (0.9, 0.99), weight_decay=0.1, eps=1e-10, weight_decouple=False, pre_norm=False
+        theirs, 0.02, (0.9, 0.99), weight_decay=0.1, eps=1e-10, weight_decouple=False, adam_debias=True
     )
     for step in grads:
         for p, q, g in zip(ours, theirs, step, strict=True):
@@ -118,7 +119,7 @@ def test_saved_state_goes_on_bit_for_bit() -> None:
         if number == 4:
             others = [nn.Parameter(p.detach().clone()) for p in params]
             again = LAMB(others, 1.0)
-            again.load_state_dict(optimizer.state_dict())
+            again.load_state_dict(deepcopy(optimizer.state_dict()))
             again.param_groups[0]["lr"] = 0.05
         for p, g in zip([*params, *others], [*step, *step], strict=False):
             p.grad = g.clone()
