@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from megabatch.comm.select import all_reduce as all_reduce
     from megabatch.config import Config as Config
     from megabatch.errors import MegabatchError as MegabatchError
+    from megabatch.model.average import WeightAverage as WeightAverage
     from megabatch.model.norm import GhostStatistics as GhostStatistics
     from megabatch.model.norm import exact_statistics as exact_statistics
     from megabatch.model.registry import build_model as build_model
@@ -43,6 +44,7 @@ _PUBLIC = {
     "NoiseScale": "megabatch.comm.noise_scale",
     "ProcessGrid": "megabatch.comm.grid",
     "RMSpropWarmup": "megabatch.optim.rmsprop_warmup",
+    "WeightAverage": "megabatch.model.average",
     "all_reduce": "megabatch.comm.select",
     "average_weights": "megabatch.train.ensemble",
     "branch": "megabatch.train.branch",

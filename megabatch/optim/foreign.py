@@ -27,7 +27,7 @@ def build_foreign(
             raise ConfigError(f"optimizer '{name}' does not take 'optimizer.settings.{setting}'{hint}")
     given = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
     betas = given.get("betas")
-    if betas and betas[0] != momentum:
+    if isinstance(betas, tuple) and betas and betas[0] != momentum:
         raise ConfigError(
             f"optimizer.settings.betas begins with {betas[0]}, but optimizer.momentum is {momentum:g} and takes its "
             "place; give both the same value"
