@@ -17,7 +17,7 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from megabatch.errors import ConfigError
 
@@ -41,7 +41,8 @@ class WeightAverage:
         self.model = deepcopy(model).requires_grad_(False)
         self.half_life_samples = half_life_samples
         self._samples = 0  # images of the steps that are in the average
-        self._own, self._trained = list(self.model.parameters()), list(model.parameters())
+        self._own: list[Tensor] = list(self.model.parameters())
+        self._trained: list[Tensor] = list(model.parameters())
         self._buffers = list(zip(self.model.buffers(), model.buffers(), strict=True))
 
     @torch.no_grad()

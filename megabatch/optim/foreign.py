@@ -19,7 +19,7 @@ def build_foreign(
     Raises:
         ConfigError: a module or class that is not there, a class that is no optimizer, settings it does not take.
     """
-    kind = _class_of(name)
+    kind: Any = _class_of(name)  # every class has arguments of its own
     known = _settings_of(kind)
     for setting in settings:
         if setting not in known:
@@ -33,7 +33,7 @@ def build_foreign(
             "place; give both the same value"
         )
     try:
-        optimizer = kind(groups, lr=lr, **given)
+        optimizer: torch.optim.Optimizer = kind(groups, lr=lr, **given)
     except Exception as error:  # foreign code may raise anything
         raise ConfigError(
             f"optimizer '{name}' could not be built: it raised {_one_line(error)}; see optimizer.settings"

@@ -302,5 +302,5 @@ def _weights(folder: Path) -> tuple[dict[str, Any], str]:
         raise CheckpointError(f"run folder '{folder}' has neither a model nor a checkpoint yet; train it first")
     state = decode(data, str(folder))
     with refusing_damage(str(folder)):
-        averaged = state.get("ema") or {}
-        return dict(averaged.get("model", state["model"])), f"checkpoint of step {int(state['run']['clock']['steps'])}"
+        model = state["ema"]["model"] if state.get("ema") else state["model"]
+        return dict(model), f"checkpoint of step {int(state['run']['clock']['steps'])}"

@@ -41,7 +41,9 @@ def train_plainly(plain: Plain, images: Tensor, labels: Tensor, epochs: list[flo
     weights = list(model.parameters())
     momenta = [torch.zeros_like(w) for w in weights]
     squares = [torch.zeros_like(w) for w in weights]
-    losses, start, seen = [], 0, []
+    losses: list[float] = []
+    seen: list[tuple[int, int, list[Tensor]]] = []  # after each step: images so far, its own, the weights
+    start = 0
     for size, lr, epoch in zip(plain.sizes, plain.lrs, epochs, strict=True):
         gradients, loss_sum = [torch.zeros_like(w) for w in weights], 0.0
         for first in range(start, start + size, plain.ghost):
@@ -89,6 +91,6 @@ def train_plainly(plain: Plain, images: Tensor, labels: Tensor, epochs: list[flo
     shares = [2.0 ** (-(start - end) / plain.half_life) * (1 - 2.0 ** (-n / plain.half_life)) for end, n, _ in seen]
     averages = [torch.zeros_like(w, dtype=torch.float64) for w in weights]
     for share, (_, _, at_step) in zip(shares, seen, strict=True):
-        for average, w in zip(averages, at_step, strict=True):
-            average.add_(w, alpha=share / sum(shares))
+        for average, values in zip(averages, at_step, strict=True):
+            average.add_(values, alpha=share / sum(shares))
     return losses, [average.float() for average in averages]
