@@ -39,6 +39,7 @@ METHODS = {
         "optimizer.lr=0.002",
     ),
     "sm3 of pytorch-optimizer": ("optimizer.name=pytorch_optimizer:SM3", "optimizer.weight_decay=0"),
+    "random numbers in the step": ("optimizer.name=tests.system.models:NoisySGD",),
     "averaged weights": ("optimizer.nesterov=true", *EMA, "train.evaluate_every_epochs=1"),
     "averaged weights, a branch": (*EMA, "collapse.at_epochs=[1.0]", "collapse.epochs=0.5", "optimizer.nesterov=true"),
     "momentum that is reset": (
