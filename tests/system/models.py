@@ -41,7 +41,7 @@ class NoisySGD(torch.optim.SGD):
     """Draws random numbers in its step."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for p in group["params"]:
                 p.grad.add_(torch.randn_like(p), alpha=1e-3)
