@@ -154,7 +154,10 @@ def left_behind(folder: Path) -> dict[str, Any]:
     return {
         "weights": hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest(),
         "members": [hashlib.sha256(data).hexdigest() for data in members],
-        **{name: digest(saved[name]) for name in ("model", "optimizer", "statistics", "exact", "noise", "adaptive")},
+        **{
+            name: digest(saved[name])
+            for name in ("model", "optimizer", "statistics", "exact", "ema", "noise", "adaptive")
+        },
         "state": digest(state),
         "rows": digest([{name: row[name] for name in columns} for row in rows]),
         "evaluations": {str(row["step"]): [row["val_top1"], row["val_loss"]] for row in rows if "val_top1" in row},

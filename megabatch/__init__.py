@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from megabatch.comm.select import all_reduce as all_reduce
     from megabatch.config import Config as Config
     from megabatch.errors import MegabatchError as MegabatchError
+    from megabatch.model.average import WeightAverage as WeightAverage
     from megabatch.model.norm import GhostStatistics as GhostStatistics
     from megabatch.model.norm import exact_statistics as exact_statistics
     from megabatch.model.registry import build_model as build_model
     from megabatch.optim.groups import parameter_groups as parameter_groups
+    from megabatch.optim.lamb import LAMB as LAMB
     from megabatch.optim.lars import LARS as LARS
     from megabatch.optim.rmsprop_warmup import RMSpropWarmup as RMSpropWarmup
     from megabatch.recipes import load_config as load_config
@@ -36,11 +38,13 @@ _PUBLIC = {
     "Config": "megabatch.config",
     "ExactSums": "megabatch.comm.exact",
     "GhostStatistics": "megabatch.model.norm",
+    "LAMB": "megabatch.optim.lamb",
     "LARS": "megabatch.optim.lars",
     "MegabatchError": "megabatch.errors",
     "NoiseScale": "megabatch.comm.noise_scale",
     "ProcessGrid": "megabatch.comm.grid",
     "RMSpropWarmup": "megabatch.optim.rmsprop_warmup",
+    "WeightAverage": "megabatch.model.average",
     "all_reduce": "megabatch.comm.select",
     "average_weights": "megabatch.train.ensemble",
     "branch": "megabatch.train.branch",

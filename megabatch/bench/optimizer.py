@@ -16,6 +16,7 @@ from torch import nn
 
 from megabatch.model.registry import build_model
 from megabatch.optim.groups import parameter_groups
+from megabatch.optim.lamb import LAMB
 from megabatch.optim.lars import LARS
 from megabatch.optim.rmsprop_warmup import RMSpropWarmup
 
@@ -64,6 +65,8 @@ def contestants(model: nn.Module) -> dict[str, Callable[[], Any]]:
         "megabatch LARS, trust_inside": LARS(groups(), _RATE, rule="trust_inside").step,
         "megabatch LARS, trust_outside": LARS(groups(), _RATE, rule="trust_outside").step,
         "megabatch RMSprop warm-up": warmup.step,
+        "torch AdamW, foreach": torch.optim.AdamW(groups(), _RATE, foreach=True).step,
+        "megabatch LAMB": LAMB(groups(), _RATE).step,
     }
 
 

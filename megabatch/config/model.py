@@ -6,15 +6,21 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from megabatch.config.section import PositiveInt, Section
+from megabatch.config.section import NotNegative, PositiveInt, Section
 
 
 class ModelConfig(Section):
-    """The network: a built-in name, `timm:NAME` or `package.module:function`."""
+    """The network: a built-in name, `timm:NAME` or `package.module:function`.
+
+    `ema_half_life_epochs` above 0 averages the weights over the run; the average is what is evaluated and saved as the
+    model. A step weighs half after so many epochs of images, whatever the batch. Batch-norm statistics of the average
+    are measured over `norm.exact_batches` ghost batches, 32 where that is 0.
+    """
 
     name: str = "resnet50"
     zero_gamma: Literal["none", "every_block", "last_block_of_stage"] = "every_block"  # batch-norms that start at 0
     width: PositiveInt | None = None  # channels of a small network's first stage; None: its own default
+    ema_half_life_epochs: NotNegative = 0.0  # 0: weights are not averaged
 
     @property
     def label(self) -> str:

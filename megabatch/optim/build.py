@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
 from megabatch.config import OptimizerConfig
+from megabatch.errors import ConfigError
+from megabatch.optim.foreign import build_foreign
 from megabatch.optim.groups import parameter_groups
+from megabatch.optim.lamb import LAMB
 from megabatch.optim.lars import LARS
 from megabatch.optim.rmsprop_warmup import RMSpropWarmup, share_of
 from megabatch.schedule.batch import Step
-from megabatch.schedule.pieces import value_at
+from megabatch.schedule.pieces import largest_value, value_at
 
 
 def build_optimizer(settings: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
@@ -18,16 +23,33 @@ def build_optimizer(settings: OptimizerConfig, model: nn.Module) -> torch.optim.
     groups = parameter_groups(model, settings.decay_norm_and_bias)
     values = scheduled_at(settings, 0.0)
     lr, momentum = values["lr"], values["momentum"]
-    optimizer: torch.optim.Optimizer
-    if settings.name == "lars":
-        optimizer = LARS(groups, lr, momentum, nesterov=settings.nesterov, **settings.lars.model_dump())
-    elif settings.name == "rmsprop_warmup":
-        options = settings.rmsprop_warmup.model_dump()
-        optimizer = RMSpropWarmup(groups, lr, momentum, rmsprop_lr=options.pop("lr"), **options)
+    if settings.is_foreign:
+        optimizer = build_foreign(settings.name, groups, lr, momentum, settings.settings)
+        if largest_value(settings.weight_decay) and "weight_decay" not in optimizer.param_groups[0]:
+            raise ConfigError(f"optimizer '{settings.name}' has no weight decay; set optimizer.weight_decay to 0")
     else:
-        optimizer = torch.optim.SGD(groups, lr, momentum, nesterov=settings.nesterov, foreach=True)
+        optimizer = _build_known(settings, groups, lr, momentum)
     schedule_optimizer(optimizer, settings, 0.0)
     return optimizer
+
+
+def _build_known(
+    settings: OptimizerConfig, groups: list[dict[str, Any]], lr: float, momentum: float
+) -> torch.optim.Optimizer:
+    if settings.name == "lars":
+        return LARS(groups, lr, momentum, nesterov=settings.nesterov, **settings.lars.model_dump())
+    if settings.name == "lamb":
+        lamb = settings.lamb
+        return LAMB(groups, lr, (momentum, lamb.beta2), eps=lamb.eps, bias_correction=lamb.bias_correction)
+    if settings.name == "rmsprop_warmup":
+        options = settings.rmsprop_warmup.model_dump()
+        return RMSpropWarmup(groups, lr, momentum, rmsprop_lr=options.pop("lr"), **options)
+    betas, eps = (momentum, settings.adam.beta2), settings.adam.eps
+    if settings.name == "adamw":
+        return torch.optim.AdamW(groups, lr, betas, eps, foreach=True)
+    if settings.name == "nadamw":
+        return torch.optim.NAdam(groups, lr, betas, eps, decoupled_weight_decay=True, foreach=True)
+    return torch.optim.SGD(groups, lr, momentum, nesterov=settings.nesterov, foreach=True)
 
 
 def scheduled_at(settings: OptimizerConfig, epoch: float) -> dict[str, float]:
@@ -57,8 +79,11 @@ def schedule_optimizer(
         values["lr"], values["momentum"] = step.keep_noise(values["lr"], values["momentum"])
     for group in optimizer.param_groups:
         group["lr"] = values["lr"]
-        group["momentum"] = values["momentum"]
         group["weight_decay"] = values["weight_decay"] * group["decay_factor"]
+        if "betas" in group:  # Adam's first beta is what SGD calls momentum
+            group["betas"] = (values["momentum"], *group["betas"][1:])
+        else:
+            group["momentum"] = values["momentum"]
     if isinstance(optimizer, RMSpropWarmup):
         optimizer.set_epoch(past_epochs + epoch)
         values["sgd_share"] = share_of(optimizer.param_groups[0])

@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from megabatch.errors import ConfigError
 
-__all__ = ["check_not_negative", "decayed_group", "gradients_of", "parameter_groups"]
+__all__ = ["check_not_negative", "clear_state", "decayed_group", "gradients_of", "parameter_groups"]
 
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
 
@@ -47,6 +47,13 @@ def parameter_groups(
 def decayed_group(group: dict[str, Any], weight_decay: float) -> dict[str, Any]:
     """The group with a weight decay of its own: what it names, or the optimizer's times its `decay_factor`."""
     return {"weight_decay": weight_decay * group.get("decay_factor", 1.0), **group}
+
+
+def clear_state(optimizer: torch.optim.Optimizer) -> None:
+    """Let the optimizer forget all steps before; lr and the like stay."""
+    optimizer.state.clear()
+    for group in optimizer.param_groups:
+        group.pop("step", None)  # where some optimizers count; with it they take their state to be there
 
 
 def gradients_of(params: list[Tensor], optimizer: str) -> list[Tensor]:

@@ -21,7 +21,9 @@ import torch
 from torch import nn
 
 from megabatch.comm.exact import ExactSums
+from megabatch.model.average import WeightAverage
 from megabatch.model.norm import GhostStatistics
+from megabatch.optim.groups import clear_state
 
 __all__ = ["TrainingState", "branch", "load_training_state", "training_state"]
 
@@ -35,6 +37,7 @@ def branch(
     statistics: GhostStatistics | None = None,
     scaler: torch.amp.GradScaler | None = None,
     exact: ExactSums | None = None,
+    ema: WeightAverage | None = None,
     *,
     reset_momentum: bool = True,
     trunk: TrainingState | None = None,
@@ -45,16 +48,16 @@ def branch(
     return to when the branch has begun already, in a run that is resumed; nothing is reset then.
     """
     if trunk is None:
-        trunk = copied(training_state(model, optimizer, statistics, scaler, exact))
+        trunk = copied(training_state(model, optimizer, statistics, scaler, exact, ema))
         if reset_momentum:
-            optimizer.state.clear()
+            clear_state(optimizer)
     try:
         yield trunk
     except BaseException:
         with suppress(Exception):  # a device that fails must not hide the error behind one of its own
-            load_training_state(trunk, model, optimizer, statistics, scaler, exact)
+            load_training_state(trunk, model, optimizer, statistics, scaler, exact, ema)
         raise
-    load_training_state(trunk, model, optimizer, statistics, scaler, exact)
+    load_training_state(trunk, model, optimizer, statistics, scaler, exact, ema)
 
 
 def training_state(
@@ -63,6 +66,7 @@ def training_state(
     statistics: GhostStatistics | None = None,
     scaler: torch.amp.GradScaler | None = None,
     exact: ExactSums | None = None,
+    ema: WeightAverage | None = None,
 ) -> TrainingState:
     """What training changes, the same on every rank. Tensors are the live ones."""
     return {
@@ -71,6 +75,7 @@ def training_state(
         "statistics": statistics.state_dict() if statistics is not None else {},
         "scaler": scaler.state_dict() if scaler is not None else {},
         "exact": exact.state_dict() if exact is not None else {},
+        "ema": ema.state_dict() if ema is not None else {},
     }
 
 
@@ -81,6 +86,7 @@ def load_training_state(
     statistics: GhostStatistics | None = None,
     scaler: torch.amp.GradScaler | None = None,
     exact: ExactSums | None = None,
+    ema: WeightAverage | None = None,
 ) -> None:
     """Return to `state`."""
     model.load_state_dict(state["model"])
@@ -91,6 +97,8 @@ def load_training_state(
         scaler.load_state_dict(state["scaler"])
     if exact is not None and state["exact"]:  # empty where sums were in floats until now
         exact.load_state_dict(state["exact"])
+    if ema is not None and state.get("ema"):  # likewise where weights were not averaged until now
+        ema.load_state_dict(state["ema"])
 
 
 def copied(value: Any) -> Any:

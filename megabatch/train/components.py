@@ -19,6 +19,7 @@ from megabatch.config import Config
 from megabatch.data.sources import Source
 from megabatch.errors import CommunicationError, ConfigError, LaunchError
 from megabatch.machine import usable_cores
+from megabatch.model.average import WeightAverage
 from megabatch.model.norm import GhostStatistics
 from megabatch.model.registry import build_model
 from megabatch.optim.build import build_optimizer
@@ -26,6 +27,15 @@ from megabatch.schedule.adaptive import AdaptiveBatch
 from megabatch.schedule.batch import parse_stages
 from megabatch.train.feed import open_images
 from megabatch.train.world import World
+
+Trained = tuple[
+    nn.Module,
+    torch.optim.Optimizer,
+    GhostStatistics,
+    torch.amp.GradScaler,
+    ExactSums | None,
+    WeightAverage | None,
+]
 
 _DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -66,6 +76,7 @@ class Components:
     val_source: Source
     normalise: Normaliser
     network: nn.Module  # plain names, for state_dict and evaluation
+    ema: WeightAverage | None  # of its weights
     ddp: DistributedDataParallel  # the same network, which averages gradients over ranks
     hook: GradientHook | None  # how they travel over the grid; None: by the backend's own all-reduce
     exact: ExactSums | None  # adds ghost batches' gradients as integers; None: in floats
@@ -75,6 +86,16 @@ class Components:
     scaler: torch.amp.GradScaler  # of the loss, for fp16
     statistics: GhostStatistics
     adaptive: AdaptiveBatch | None  # grows the batch by the noise scale
+
+    @property
+    def model(self) -> nn.Module:
+        """What is evaluated and saved as the model: the network, or the average of its weights."""
+        return self.network if self.ema is None else self.ema.model
+
+    @property
+    def trained(self) -> Trained:
+        """What training changes, as `branch`, `training_state` and `load_training_state` take it."""
+        return self.network, self.optimizer, self.statistics, self.scaler, self.exact, self.ema
 
     def __enter__(self) -> Components:
         return self
@@ -130,6 +151,8 @@ def build_components(config: Config, world: World, shape: GridShape, device: tor
         )
     normalise = Normaliser(config, train_source.channels, device)
     optimizer = build_optimizer(config.optimizer, network)
+    half_life = config.model.ema_half_life_epochs * len(train_source)
+    ema = WeightAverage(network, half_life) if half_life else None
     statistics = GhostStatistics(network, config.norm.momentum, config.norm.variance)
     hook, exposed = _gradient_hook(config, world, shape, device)
     ddp = DistributedDataParallel(
@@ -150,6 +173,7 @@ def build_components(config: Config, world: World, shape: GridShape, device: tor
         val_source=val_source,
         normalise=normalise,
         network=network,
+        ema=ema,
         ddp=ddp,
         hook=hook,
         exact=exact,

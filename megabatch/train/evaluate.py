@@ -163,7 +163,7 @@ class Evaluator:
             components = self._components
             self.publish(phase, samples)
             [self.found] = evaluate(
-                [components.network],
+                [components.model],
                 components.val_source,
                 components.config,
                 components.normalise,
@@ -172,14 +172,21 @@ class Evaluator:
         return self.found
 
     def publish(self, phase: TrainingPhase, samples: int) -> None:
-        """Give the network the batch-norm statistics it is to be evaluated and saved with."""
+        """Give the model the batch-norm statistics it is to be evaluated and saved with.
+
+        Averaged weights make other activations than those training saw: their statistics are always measured.
+        """
         if self._is_published:
             return
         components = self._components
         components.statistics.publish()
-        if num_ghosts := components.config.norm.exact_batches:
+        num_ghosts = components.config.norm.exact_batches
+        if components.ema is not None:
+            components.ema.copy_buffers()
+            num_ghosts = num_ghosts or _GHOSTS_FOR_STATISTICS
+        if num_ghosts:
             measure_statistics(
-                components.network,
+                components.model,
                 components.config,
                 components.train_source,
                 components.normalise,
@@ -295,4 +302,5 @@ def _weights(folder: Path) -> tuple[dict[str, Any], str]:
         raise CheckpointError(f"run folder '{folder}' has neither a model nor a checkpoint yet; train it first")
     state = decode(data, str(folder))
     with refusing_damage(str(folder)):
-        return dict(state["model"]), f"checkpoint of step {int(state['run']['clock']['steps'])}"
+        model = state["ema"]["model"] if state.get("ema") else state["model"]
+        return dict(model), f"checkpoint of step {int(state['run']['clock']['steps'])}"

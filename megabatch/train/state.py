@@ -154,9 +154,7 @@ class RunState:
 
 def whole_state(components: Components, state: RunState, trunk: TrainingState | None) -> dict[str, Any]:
     """Everything that the run goes on from; tensors are the live ones. `trunk` is what a branch returns to."""
-    exact = components.exact
-    own = training_state(components.network, components.optimizer, components.statistics, components.scaler, exact)
-    return own | {
+    return training_state(*components.trained) | {
         "seed": components.config.train.seed,
         "world_size": components.world.size,
         "run": state.state_dict(),
@@ -169,9 +167,7 @@ def whole_state(components: Components, state: RunState, trunk: TrainingState | 
 def take_state(components: Components, state: RunState, saved: dict[str, Any]) -> None:
     """Go on from what `whole_state` gave, here or elsewhere."""
     state.load_state_dict(saved["run"])
-    load_training_state(
-        saved, components.network, components.optimizer, components.statistics, components.scaler, components.exact
-    )
+    load_training_state(saved, *components.trained)
     if components.noise_scale and saved["noise"]:
         components.noise_scale.load_state_dict(saved["noise"])
     if components.adaptive and saved["adaptive"]:

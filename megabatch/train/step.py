@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils import get_total_norm
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from megabatch.comm.exact import Verdict
 from megabatch.data.loader import Ghost
@@ -40,7 +40,7 @@ class StepResult:
     num_samples: int
     loss: float
     top1: float
-    gradient_norm: float
+    gradient_norm: float  # before it is clipped
     applied: bool  # False when the gradient was not finite and the optimizer left the weights alone
     stop_wanted: bool  # some rank was asked to stop
     ask_wanted: bool  # some rank wants to know who takes part now
@@ -139,10 +139,12 @@ def train_step(
         noise_scale.end_step(loss_scale)
     if is_finite:
         components.statistics.after_step()
-        scaler.step(optimizer)
+        _step_optimizer(components, step, seed, gradient_norm)
     else:
         components.statistics.forget_step()
     scaler.update()
+    if components.ema is not None:
+        components.ema.update(step.num_samples)
     watch.lap("optimizer")
     watch.end()
 
@@ -161,6 +163,16 @@ def train_step(
         step_seconds=time.perf_counter() - begin,
         part_seconds={**means, "optimizer": watch.seconds["optimizer"]},  # every rank does the same there
     )
+
+
+def _step_optimizer(components: Components, step: Step, seed: int, gradient_norm: float) -> None:
+    """Clip the gradient, whose norm all ranks agree on, and let the optimizer step."""
+    if clip_norm := components.config.optimizer.clip_norm:
+        norm = torch.tensor(gradient_norm, device=components.device)
+        clip_grads_with_norm_(components.ddp.parameters(), clip_norm, norm)
+    # An optimizer may draw random numbers. Ranks left the generator at different ghost batches.
+    _seed(components.device, (seed * 0x9E3779B97F4A7C15 + step.start_samples) % 2**63)
+    components.scaler.step(components.optimizer)
 
 
 def _pass_ghosts(

@@ -24,6 +24,7 @@ from megabatch.config import Config
 from megabatch.errors import MegabatchError
 from megabatch.files import lock, write_atomically, write_json
 from megabatch.optim.build import schedule_optimizer
+from megabatch.optim.groups import clear_state
 from megabatch.schedule.clock import Clock
 from megabatch.train.audit import weights_digest
 from megabatch.train.branch import TrainingState, branch
@@ -316,10 +317,10 @@ class Trainer:
         return summary
 
     def _final_weights(self, ending: Ending) -> bytes:
-        """The last collapsed member, or the network as it is."""
+        """The last collapsed member, or the model as it is."""
         if ending == Ending.OVER and self.state.members:
             return (self.folder / self.state.members[-1].file).read_bytes()
-        return weights_bytes(self.components.network)
+        return weights_bytes(self.components.model)
 
     @contextmanager
     def _entered(self, phase: TrainingPhase) -> Iterator[TrainingPhase]:
@@ -328,15 +329,11 @@ class Trainer:
         is_new = state.enter_phase(phase.number)
         if not phase.is_branch:
             if is_new and phase.reset_momentum:
-                components.optimizer.state.clear()
+                clear_state(components.optimizer)
             yield phase
             return
         with branch(
-            components.network,
-            components.optimizer,
-            components.statistics,
-            components.scaler,
-            components.exact,
+            *components.trained,
             reset_momentum=phase.reset_momentum,
             trunk=self.trunk_state,
         ) as trunk_state:
@@ -357,7 +354,7 @@ class Trainer:
         found = self._evaluate(phase)
         file = member_file(phase.member)
         if self.world.is_main:
-            write_member(self.folder, file, self.components.network)
+            write_member(self.folder, file, self.components.model)
         start, length = state.trunk_clock.epoch, state.clock.epoch
         state.return_to_trunk(Member(phase.member, start, length, found.top1, found.top5, found.loss, file))
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 
 
@@ -32,3 +35,14 @@ class Stumbling(nn.Module):
             self.passes += 1
         logits: Tensor = self.network(images / 0.0 if self.training and self.passes == self.BAD_PASS else images)
         return logits
+
+
+class NoisySGD(torch.optim.SGD):
+    """Draws random numbers in its step."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad.add_(torch.randn_like(p), alpha=1e-3)
+        super().step(closure)

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
+from benchmarks.exact_bits import Case, left_behind, verdict
+from megabatch.train.evaluate import evaluate_run
 from tests.ranks import RankFailureError
 from tests.system.runs import losses_of, read_checkpoint, rows_of, train_on_ranks
 
@@ -24,6 +27,54 @@ RMSPROP = (
     "optimizer.rmsprop_warmup={center_epoch=0.8,period_epochs=0.6}",
     RATE,
 )
+SMALL_RATE = "optimizer.lr=[{until_epoch=1.0,shape='linear',start=0.002,end=0.02},{until_epoch=9,start=0.005}]"
+EMA = ("model.ema_half_life_epochs=0.5", "norm.exact_batches=4")
+METHODS = {
+    "lamb": ("optimizer.name=lamb", SMALL_RATE),
+    "adamw": ("optimizer.name=adamw", SMALL_RATE),
+    "nadamw, clipped": ("optimizer.name=nadamw", "optimizer.clip_norm=1", SMALL_RATE),
+    "lion of pytorch-optimizer": (
+        "optimizer.name=pytorch_optimizer:Lion",
+        "optimizer.settings={betas=[0.9,0.98]}",
+        "optimizer.lr=0.002",
+    ),
+    "sm3 of pytorch-optimizer": ("optimizer.name=pytorch_optimizer:SM3", "optimizer.weight_decay=0"),
+    "random numbers in the step": ("optimizer.name=tests.system.models:NoisySGD",),
+    "averaged weights": ("optimizer.nesterov=true", *EMA, "train.evaluate_every_epochs=1"),
+    "averaged weights, a branch": (*EMA, "collapse.at_epochs=[1.0]", "collapse.epochs=0.5", "optimizer.nesterov=true"),
+    "momentum that is reset": (
+        *("optimizer.name=pytorch_optimizer:Lamb", "train.reset_momentum_at_epochs=[0.5]"),
+        *("optimizer.settings={rectify=true,weight_decouple=false}", SMALL_RATE),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_bits_are_the_same_on_one_worker_and_on_two_then_three(name: str, tmp_path: Path) -> None:
+    method = ("optimizer.nesterov=false", "train.epochs=9", *METHODS[name])
+    train_on_ranks(1, tmp_path / "alone", *WHOLE, *method)
+    train_on_ranks(2, tmp_path / "part", *HALF, *method)
+    train_on_ranks(3, tmp_path / "part", *WHOLE, *method, resume=True)
+    alone, part = left_behind(tmp_path / "alone"), left_behind(tmp_path / "part")
+    assert verdict(Case(name, (2, 3)), part, alone) == "equal"
+    losses = losses_of(tmp_path / "alone")
+    assert losses[-1] < losses[0]
+
+
+def test_the_average_of_the_weights_is_what_is_evaluated_and_saved(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    summary = train_on_ranks(2, folder, *WHOLE, *EMA)
+    state, model = read_checkpoint(folder / "checkpoints" / "last"), load_file(folder / "model.safetensors")
+    assert state["ema"]["samples"] == 14 * 40
+    for key, value in state["ema"]["model"].items():
+        assert torch.equal(model[key], value), key
+        assert not (key.endswith("weight") and torch.equal(state["model"][key], value)), key
+    found = evaluate_run(folder, None)
+    assert (found["top1"], found["loss"]) == (summary["top1"], summary["val_loss"])
+    (folder / "summary.json").unlink()  # as in a run that is not over
+    found = evaluate_run(folder, None)
+    assert (found["top1"], found["loss"]) == (summary["top1"], summary["val_loss"])
+    assert found["weights"] == "checkpoint of step 14"
 
 
 @pytest.mark.parametrize("method", [LARS, RMSPROP], ids=["lars", "rmsprop_warmup"])

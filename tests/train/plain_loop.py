@@ -26,6 +26,9 @@ class Plain:
     bf16: bool = False
     momentum: float = 0.9
     decay: float = 5e-4
+    nesterov: bool = True
+    clip: float = math.inf  # the gradient's largest norm
+    half_life: float = 0.0  # images; above 0 the weights returned are a moving average
 
 
 Found = tuple[list[float], list[Tensor]]
@@ -38,7 +41,9 @@ def train_plainly(plain: Plain, images: Tensor, labels: Tensor, epochs: list[flo
     weights = list(model.parameters())
     momenta = [torch.zeros_like(w) for w in weights]
     squares = [torch.zeros_like(w) for w in weights]
-    losses, start = [], 0
+    losses: list[float] = []
+    seen: list[tuple[int, int, list[Tensor]]] = []  # after each step: images so far, its own, the weights
+    start = 0
     for size, lr, epoch in zip(plain.sizes, plain.lrs, epochs, strict=True):
         gradients, loss_sum = [torch.zeros_like(w) for w in weights], 0.0
         for first in range(start, start + size, plain.ghost):
@@ -51,17 +56,26 @@ def train_plainly(plain: Plain, images: Tensor, labels: Tensor, epochs: list[flo
             loss_sum += loss.item()
             for total, one in zip(gradients, torch.autograd.grad(loss / size, weights), strict=True):
                 total.add_(one)
+        norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradients))
+        gradients = [g * min(1.0, plain.clip / norm) for g in gradients]
+        count = len(losses) + 1
         with torch.no_grad():
             for w, g, v, m in zip(weights, gradients, momenta, squares, strict=True):
                 spared = w.dim() == 1  # batch-norm and biases
                 d = g if spared else g + plain.decay * w
                 if plain.rule == "sgd":
                     v.mul_(plain.momentum).add_(d)
-                    w.sub_(lr * (d + plain.momentum * v))  # Nesterov
+                    w.sub_(lr * (d + plain.momentum * v if plain.nesterov else v))
                 elif plain.rule == "lars":
                     trust = 1.0 if spared else 0.02 * w.norm() / (g.norm() + plain.decay * w.norm())
                     v.mul_(plain.momentum).add_(lr * trust * d)
                     w.sub_(v)
+                elif plain.rule in ("lamb", "adamw"):
+                    v.mul_(plain.momentum).add_((1 - plain.momentum) * g)
+                    m.mul_(0.999).add_(0.001 * g * g)
+                    root = (m / (1 - 0.999**count)).sqrt() + (1e-6 if plain.rule == "lamb" else 1e-8)
+                    u = v / (1 - plain.momentum**count) / root + (0.0 if spared else plain.decay * w)
+                    w.sub_(lr * u * (w.norm() / u.norm() if plain.rule == "lamb" and not spared else 1.0))
                 else:  # Akiba 2017, section 3.1, with center 1 and period 1
                     passed = epoch - 1
                     share = 0.5 * math.exp(2 * passed) if passed < 0 else min(1.0, 0.5 + passed)
@@ -70,4 +84,13 @@ def train_plainly(plain: Plain, images: Tensor, labels: Tensor, epochs: list[flo
                     w.sub_(lr * v)
         losses.append(loss_sum / size)
         start += size
-    return losses, [w.detach() for w in weights]
+        seen.append((start, size, [w.detach().double() for w in weights]))
+    if not plain.half_life:
+        return losses, [w.detach() for w in weights]
+    # Every step by its age in images; the weights of all steps together are 1.
+    shares = [2.0 ** (-(start - end) / plain.half_life) * (1 - 2.0 ** (-n / plain.half_life)) for end, n, _ in seen]
+    averages = [torch.zeros_like(w, dtype=torch.float64) for w in weights]
+    for share, (_, _, at_step) in zip(shares, seen, strict=True):
+        for average, values in zip(averages, at_step, strict=True):
+            average.add_(values, alpha=share / sum(shares))
+    return losses, [average.float() for average in averages]

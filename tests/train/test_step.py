@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -33,7 +35,8 @@ SETTINGS = (
     "model.zero_gamma=none",
 )
 CASES = {
-    "sgd": (),
+    "nesterov": (),
+    "sgd": ("optimizer.nesterov=false",),
     "label smoothing": ("train.label_smoothing=0.1",),
     "lars": (
         *("optimizer.name=lars", "optimizer.nesterov=false", "optimizer.lars.trust_coefficient=0.02"),
@@ -43,6 +46,16 @@ CASES = {
         *("optimizer.name=rmsprop_warmup", "optimizer.nesterov=false", "optimizer.rmsprop_warmup.center_epoch=1"),
         "optimizer.rmsprop_warmup.period_epochs=1",
     ),
+    "lamb": (
+        *("optimizer.name=lamb", "optimizer.nesterov=false", "optimizer.lr_factor=0.5"),
+        "optimizer.weight_decay=0.1",
+    ),
+    "adamw": (
+        *("optimizer.name=adamw", "optimizer.nesterov=false", "optimizer.lr_factor=0.1"),
+        "optimizer.weight_decay=0.1",
+    ),
+    "clipping": ("optimizer.clip_norm=1.5",),
+    "averaged weights": ("model.ema_half_life_epochs=0.3", "train.global_batch_size=0:16 0.3:40 1:72"),
     "batch stages": ("train.global_batch_size=0:16 0.3:40 1:72",),
     "one ghost a step": ("train.global_batch_size=8",),
     "bf16": ("train.precision=bf16",),
@@ -94,20 +107,25 @@ def train_here(rank: int, world_size: int, overrides: tuple[str, ...]) -> tuple[
             result = train_step(components, step, ghosts, config.train.seed, watch)
         assert result.applied
         losses.append(result.loss)
-    return losses, [p.detach().numpy() for p in components.network.parameters()]
+    return losses, [p.detach().numpy() for p in components.model.parameters()]
 
 
 def expected_of(overrides: tuple[str, ...]) -> tuple[list[float], list[Array]]:
     config = config_of(overrides)
+    optimizer = config.optimizer
     steps = list(control_of(config))
     lrs = [0.1 if step.epoch >= 1 else 0.02 + 0.08 * step.epoch for step in steps]
     plain = Plain(
         sizes=tuple(step.num_samples for step in steps),
-        lrs=tuple(10 * lr if config.optimizer.name == "lars" else lr for lr in lrs),
+        lrs=tuple(lr * (10 if optimizer.name == "lars" else optimizer.lr_factor) for lr in lrs),
         ghost=GHOST,
-        rule=config.optimizer.name,
+        rule=optimizer.name,
         smoothing=config.train.label_smoothing,
         bf16=config.train.precision == "bf16",
+        decay=float(optimizer.weight_decay),  # type: ignore[arg-type]
+        nesterov=optimizer.nesterov,
+        clip=optimizer.clip_norm or math.inf,
+        half_life=config.model.ema_half_life_epochs * 330,
     )
     losses, weights = train_plainly(plain, *images_and_labels(), epochs=[step.epoch for step in steps])
     return losses, [weight.numpy() for weight in weights]
