@@ -17,7 +17,7 @@ from tests.system.test_launch import wait_for_rows, workers_of
 LONG = ("train.epochs=20", "train.max_steps=120", "checkpoint.every_steps=2")
 
 
-@pytest.mark.parametrize("of_main", [False, True])
+@pytest.mark.parametrize("of_main", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_worker_that_one_of_two_agents_loses_costs_one_restart(of_main: bool, tmp_path: Path) -> None:
     """The agents count restarts differently: one lost a worker, the other was only told to start its own again."""
     with socket.socket() as listener:
