@@ -31,7 +31,7 @@ def group_of(nodeid: str) -> str:
     return path if path in TOGETHER else nodeid
 
 
-class GroupScheduling(LoadScopeScheduling):
+class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
     """What `--dist loadgroup` promises; pytest-xdist 3.8 does not see its own groups with pytest 9.2."""
 
     def _split_scope(self, nodeid: str) -> str:

@@ -21,7 +21,6 @@ import megabatch
 from megabatch.__main__ import with_values
 from megabatch.cli import app
 from megabatch.recipes import load_config, recipe_names
-from tests.conftest import TOGETHER, group_of
 
 ROOT = Path(__file__).parents[1]
 MAX_LINES = 400
@@ -392,13 +391,3 @@ def test_unpickling_is_seen(source: str) -> None:
 def test_sources_are_ascii() -> None:
     suffixes = {".py", ".toml", ".c", ".txt", ""}
     assert [str(path) for path in files() if path.suffix in suffixes and not (ROOT / path).read_bytes().isascii()] == []
-
-
-def test_files_that_share_a_process_exist_and_are_grouped() -> None:
-    for path in TOGETHER:
-        assert (ROOT / "tests" / path).exists(), path
-        assert group_of(f"tests/{path}::test_a[1]") == group_of(f"tests/{path}::test_b") == path
-    assert group_of("tests/benchmarks_netlab/test_a.py::test_a") == group_of(
-        "tests/benchmarks_netlab/test_b.py::test_b"
-    )
-    assert group_of("tests/test_repo.py::test_a") != group_of("tests/test_repo.py::test_b")
