@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import hypothesis
 import pytest
 import torch
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 # Several processes on few cores make each other slow otherwise.
 torch.set_num_threads(1)
@@ -15,24 +15,37 @@ torch.set_num_threads(1)
 hypothesis.settings.register_profile("patient", suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("patient")
 
-TESTS = Path(__file__).parent
-
-# Tests of one file that share a run, a browser or a network: set up once, in one process.
+# Files whose tests share a run that takes seconds, or a browser: set up once, in one process.
 TOGETHER = (
-    *("test_batch_control", "test_collapse", "test_precision", "test_report_page", "test_resume"),
-    "test_worker_counts",
+    *("system/test_batch_control.py", "system/test_collapse.py", "system/test_elastic.py", "system/test_fuzz.py"),
+    *("system/test_precision.py", "system/test_report_page.py", "system/test_resume.py"),
+    *("system/test_worker_counts.py", "train/test_verify.py", "comm/test_exact.py", "model/test_norm.py"),
 )
+
+
+def group_of(nodeid: str) -> str:
+    """Tests with the same answer run in one process: a test alone, a file of `TOGETHER`, or the network's."""
+    path = nodeid.partition("::")[0].removeprefix("tests/")
+    if path.startswith("benchmarks_netlab/"):
+        return "network"  # namespaces and shapers of one machine
+    return path if path in TOGETHER else nodeid
+
+
+class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
+    """What `--dist loadgroup` promises; pytest-xdist 3.8 does not see its own groups with pytest 9.2."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> GroupScheduling:
+    return GroupScheduling(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Group tests that share something, and begin with those that take long: nobody waits for the last one then."""
-    for item in items:
-        folder = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
-        if folder == "benchmarks_netlab":
-            item.add_marker(pytest.mark.xdist_group("network"))  # namespaces and shapers of one machine
-        elif folder == "system" and item.path.stem in TOGETHER:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    """Begin with tests that take long: nobody waits for the last one then."""
     items.sort(key=_rank)
 
 

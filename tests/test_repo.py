@@ -107,6 +107,7 @@ WITHOUT_A_TEST_FILE = {
 # Folders whose files only make sense together: one test file, or one of its own beside it.
 TESTED_TOGETHER = {"megabatch/config": "tests/config/test_config.py", "megabatch/cli": "tests/test_cli.py"}
 WITHOUT_A_SOURCE_FILE = {
+    "tests/test_conftest.py": "tests the tests' own scheduling",
     "tests/test_repo.py": "it is about the repository",
     "tests/test_ranks.py": "its source is tests/ranks.py",
     "tests/test_cli.py": "its sources are all verbs of megabatch/cli",

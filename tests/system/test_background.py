@@ -70,7 +70,14 @@ def test_a_full_disk_ends_the_run_with_one_line_soon_after(tmp_path: Path) -> No
     assert 2 <= len(rows_of(folder)) < 1000  # of 3,300
 
 
-@pytest.mark.parametrize("moment", ["before the checksum", "half a checkpoint", "before the link"])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        pytest.param("before the checksum", marks=pytest.mark.slow),
+        "half a checkpoint",
+        pytest.param("before the link", marks=pytest.mark.slow),
+    ],
+)
 def test_a_kill_in_the_middle_of_a_background_write_loses_nothing_that_was_there(moment: str, tmp_path: Path) -> None:
     """Step 2 is on disk when the next one is written that was not replaced; the kill comes then."""
     folder = tmp_path / "run"

@@ -40,7 +40,14 @@ def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGUSR1, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+    ],
+)
 def test_signal_writes_a_checkpoint_and_stops_cleanly(number: signal.Signals, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = start(command(folder, "--workers", "2", overrides=LONG))
@@ -126,7 +133,7 @@ def _start_by_hand(folder: Path, variables: list[dict[str, str]]) -> list[subpro
     return [start(command(folder, overrides=SHORT), **environment) for environment in variables]
 
 
-@pytest.mark.parametrize("launcher", ["srun", "mpirun"])
+@pytest.mark.parametrize("launcher", ["srun", pytest.param("mpirun", marks=pytest.mark.slow)])
 def test_slurm_and_mpi_variables_are_enough_to_join(launcher: str, tmp_path: Path) -> None:
     job = str(os.getpid())  # decides the port
     slurm = {"SLURM_NTASKS": "2", "SLURM_JOB_ID": job, "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "localhost"}

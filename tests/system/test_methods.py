@@ -112,8 +112,15 @@ def floating_tensors(node: Any) -> Iterator[Tensor]:
             yield from floating_tensors(one)
 
 
-@pytest.mark.parametrize("precision", ["fp16", "bf16"])
-@pytest.mark.parametrize("method", [LARS, RMSPROP], ids=["lars", "rmsprop_warmup"])
+@pytest.mark.parametrize(
+    ("method", "precision"),
+    [
+        pytest.param(LARS, "fp16", id="lars-fp16"),
+        pytest.param(RMSPROP, "bf16", id="rmsprop_warmup-bf16"),
+        pytest.param(LARS, "bf16", id="lars-bf16", marks=pytest.mark.slow),
+        pytest.param(RMSPROP, "fp16", id="rmsprop_warmup-fp16", marks=pytest.mark.slow),
+    ],
+)
 def test_half_precision_keeps_weights_momentum_and_statistics_in_fp32(
     method: tuple[str, ...], precision: str, tmp_path: Path
 ) -> None:

@@ -55,6 +55,7 @@ def test_the_example_loop_runs() -> None:
     assert done.stdout.count("on a grid of 1x2") == 2
 
 
+@pytest.mark.slow
 def test_batch_control_in_a_strangers_loop_is_the_same_on_any_number_of_ranks() -> None:
     losses = []
     for ranks in ("1", "3"):
@@ -68,6 +69,7 @@ def test_batch_control_in_a_strangers_loop_is_the_same_on_any_number_of_ranks() 
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_exact_sums_in_a_strangers_loop_give_the_same_bits_on_any_number_of_ranks() -> None:
     digests = set()
     for ranks, algorithm in (("1", "torus"), ("2", "ring"), ("3", "torus")):

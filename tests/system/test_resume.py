@@ -38,7 +38,7 @@ def halves_of_3(tmp_path_factory: pytest.TempPathFactory) -> Halves:
     return run_whole_and_half(3, tmp_path_factory.mktemp("resume"))
 
 
-@pytest.mark.parametrize("workers", ["halves", "halves_of_3"])
+@pytest.mark.parametrize("workers", ["halves", pytest.param("halves_of_3", marks=pytest.mark.slow)])
 def test_same_worker_count_is_bit_identical(workers: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     world_size, whole, half = request.getfixturevalue(workers)
     folder = Path(shutil.copytree(half, tmp_path / "run", symlinks=True))
@@ -75,7 +75,7 @@ def test_damaged_newest_checkpoint_gives_way_to_the_one_before(halves: Halves, t
     assert (folder / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("workers", ["halves", "halves_of_3"])
+@pytest.mark.parametrize("workers", ["halves", pytest.param("halves_of_3", marks=pytest.mark.slow)])
 def test_another_worker_count_is_bit_identical_too(
     workers: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -17,7 +18,7 @@ from tests.system.test_launch import wait_for_rows, workers_of
 LONG = ("train.epochs=20", "train.max_steps=120", "checkpoint.every_steps=2")
 
 
-@pytest.mark.parametrize("of_main", [False, True])
+@pytest.mark.parametrize("of_main", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_worker_that_one_of_two_agents_loses_costs_one_restart(of_main: bool, tmp_path: Path) -> None:
     """The agents count restarts differently: one lost a worker, the other was only told to start its own again."""
     with socket.socket() as listener:
@@ -55,6 +56,8 @@ def test_the_launcher_listens_at_the_loopback_address_and_a_stranger_does_not_ch
         listening = [one.laddr for one in launcher.net_connections("inet") if one.status == psutil.CONN_LISTEN]
         assert {address.ip for address in listening} <= {"127.0.0.1"}
         ports = [address.port for address in listening]
+        time.sleep(0.02)  # the launcher needs the core too
+    assert ports, process.communicate()
     stranger = TCPStore("127.0.0.1", ports[0], wait_for_workers=False)
     for key in ("megabatch-run-folder", "run folder", "run-0/run folder"):  # the first is how it once was
         stranger.set(key, str(elsewhere))

@@ -123,7 +123,7 @@ def failure_of(world_size: int, flips: Mapping[int, tuple[bool, ...]], *settings
     return lines[0]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("settings", [(), ("train.global_batch_size=16",), ("train.precision=bf16",)])
 def test_without_a_flip_all_audits_agree(world_size: int, settings: tuple[str, ...]) -> None:
     assert run_ranks(world_size, train_with_flips, world_size, {}, settings) == [6] * world_size

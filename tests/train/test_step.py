@@ -139,8 +139,10 @@ def distance(found: list[Array], expected: list[Array]) -> float:
     return float((apart / moved) ** 0.5)
 
 
-CHOICES = [(name, "exact") for name in CASES] + [
-    (name, "float") for name in ("sgd", "batch stages", "one ghost a step")
+CHOICES = [
+    *((name, "exact") for name in CASES),
+    ("batch stages", "float"),  # ranks with and without ghost batches
+    *(pytest.param(name, "float", marks=pytest.mark.slow) for name in ("sgd", "one ghost a step")),
 ]
 
 
