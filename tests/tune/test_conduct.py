@@ -42,8 +42,10 @@ def test_the_good_rate_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert whole["images"] == sum(row["images"] for row in whole["trials"])
     assert whole["images_without_pruning"] == 30 * 8 * 180
     (good,) = whole["good_ranges"]
-    assert 1.2 < good["low"] < 2.1 or 1.2 < good["high"] < 2.3  # 0.2 octaves either way, as far as trials are there
-    assert good["high"] / good["low"] < 4
+    # An octave costs 0.05 and the margin is 0.01: good are the levels at most 0.2 octaves further off than the best.
+    octaves = {row[LEVEL]: abs(math.log2(row[LEVEL] / 1.7)) for row in whole["trials"]}
+    near = [level for level, off in octaves.items() if off <= min(octaves.values()) + 0.2]
+    assert (good["low"], good["high"]) == (min(near), max(near))
     starts = [path.read_text().split() for path in output.glob("trials/*/rung-0/starts")]
     assert {tuple(words) for words in starts} == {(str(8 / 9), "20", "180", "0")}
 
