@@ -27,7 +27,7 @@ from megabatch.optim.build import schedule_optimizer
 from megabatch.optim.groups import clear_state
 from megabatch.schedule.clock import Clock
 from megabatch.train.audit import weights_digest
-from megabatch.train.branch import TrainingState, branch
+from megabatch.train.branch import TrainingState, branch, copied, training_state
 from megabatch.train.checkpoint import CheckpointWriter
 from megabatch.train.components import build_components
 from megabatch.train.describe import derived_lines, describe_environment, describe_gradients
@@ -105,10 +105,10 @@ class Trainer:
             stack.enter_context(self.progress.showing(self._overall(), self.planned_samples))
             self._began = time.perf_counter() - self.state.wall_seconds
 
-            for phase in self.phases[self.state.phase :]:
-                ending = self._run_phase(phase)
-                if ending != Ending.OVER:
-                    break
+            number, ending = self.state.phase, Ending.OVER
+            while ending == Ending.OVER and number < len(self.phases):
+                ending = self._run_phase(self.phases[number])
+                number = max(number + 1, self.state.phase)  # a rank that was further may have shared its state
 
             summary = self._together(lambda: self._conclude(ending))
         if self.world.is_main:
@@ -260,6 +260,7 @@ class Trainer:
         made = saved["made"]
         self.made = MadeStep(**{**made, "before": Clock(**made["before"])}) if made else None
         self.trunk_state = saved["trunk"]
+        self.rows.clear()  # those of the other worker are as new or newer
         self.rows.extend(saved["rows"])
         self.workers = tuple(saved["workers"])
 
@@ -343,13 +344,16 @@ class Trainer:
             assert state.trunk_clock is not None
             measured = components.adaptive.at(components.adaptive.observed) if components.adaptive else None
             yield resolved(phase, self.config, state.trunk_clock, measured)
-        self.trunk_state = None
+            is_behind = state.phase != phase.number  # a rank that was further has shared its state: stay there
+            if is_behind:
+                trunk_state.update(copied(training_state(*components.trained)))
+        self.trunk_state = self.trunk_state if is_behind else None
         self.evaluator.weights_changed()
 
     def _finish_member(self, phase: TrainingPhase) -> None:
         """Write the member that a branch has become."""
         state = self.state
-        if state.trunk_clock is None:  # a rank that was further has shared its state
+        if state.phase != phase.number or state.trunk_clock is None:  # a rank that was further has shared its state
             return
         found = self._evaluate(phase)
         file = member_file(phase.member)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 import subprocess
 from pathlib import Path
 
@@ -113,19 +114,24 @@ def test_all_workers_lost_at_once_go_on_from_the_checkpoint(undisturbed: str, tm
 
 @pytest.mark.slow
 def test_a_branch_survives_a_loss(tmp_path: Path) -> None:
+    """Of a worker that is killed in it, and of one that hangs in it and comes back when the trunk has gone on."""
     collapse = ("collapse.epochs=3", "collapse.at_epochs=[6, 12]", "collapse.lr=0.05", "train.epochs=18")
     settings = tuple(one for one in SETTINGS if not one.startswith(("train.max_steps", "train.epochs"))) + collapse
     found = []
-    for workers, victim in (("1", None), ("3", 0)):
-        folder = tmp_path / workers
-        elastic = ["--elastic"] if victim is not None else []
-        process = start(command(folder, "--workers", workers, *elastic, overrides=settings))
-        if victim is not None:
+    for fault in ("", "kill", "hang"):
+        folder = tmp_path / (fault or "undisturbed")
+        words = ["--workers", "3", "--elastic"] if fault else ["--workers", "1"]
+        process = start(command(folder, *words, overrides=(*settings, "comm.hang_seconds=2")))
+        if fault:
             wait_for_rows(folder, process, at_least=19)  # inside the first branch
-            workers_of(process)[victim].kill()
+            victim = workers_of(process)[0]
+            victim.send_signal(signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+        if fault == "hang":
+            wait_for_rows(folder, process, at_least=32)
+            victim.send_signal(signal.SIGCONT)
         out, err = process.communicate(timeout=200)
         assert process.returncode == 0, f"{out}\n{err}"
         files = sorted(folder.glob("members/*.safetensors"))
         assert len(files) == 2
         found.append([weights_of(folder), *(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)])
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
