@@ -103,16 +103,18 @@ class ElasticRun:
         self._last_ask = time.monotonic()
         if set(roster.names) == set(trainer.workers):
             return False
-        trainer.components.disconnect()
-        self._membership.disconnect()
+        self._leave_world(trainer)
         self._move(trainer, roster)
         return True
 
     def meet_again(self, trainer: Trainer) -> None:
         """Another worker is lost: go on with those who are there."""
+        self._leave_world(trainer)
+        self._move(trainer, None)
+
+    def _leave_world(self, trainer: Trainer) -> None:
         trainer.components.disconnect()
         self._membership.disconnect()
-        self._move(trainer, None)
 
     def _progress(self, trainer: Trainer) -> int:
         """How far this worker's state is, as one number: steps, then whether the last is finished, then members."""
@@ -139,8 +141,7 @@ class ElasticRun:
             except Exception as error:
                 if not is_lost_contact(error):
                     raise
-                trainer.components.disconnect()
-                self._membership.disconnect()
+                self._leave_world(trainer)
                 roster = None
             else:
                 if not roster.is_beginning and trainer.world.is_main:

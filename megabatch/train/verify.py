@@ -89,8 +89,8 @@ def verify_run(
         if world is not None:
             _recompute(config, folder, resume, debug)
         else:
-            num_workers, restarts = workers or num_accelerators() or 1, config.comm.max_restarts
-            signal = start_workers(num_workers, _recompute, config, folder, resume, debug, max_restarts=restarts)
+            world_size, restarts = workers or num_accelerators() or 1, config.comm.max_restarts
+            signal = start_workers(world_size, _recompute, config, folder, resume, debug, max_restarts=restarts)
             if signal:
                 raise LaunchError(
                     f"stopped by signal {signal} on the way to step {stretch.digest_steps[-1]}; try again"
