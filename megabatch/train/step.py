@@ -143,7 +143,7 @@ def train_step(
     else:
         components.statistics.forget_step()
     scaler.update()
-    if components.ema is not None:
+    if components.ema is not None and is_finite:
         components.ema.update(step.num_samples)
     watch.lap("optimizer")
     watch.end()

@@ -152,15 +152,17 @@ def with_values(config: Config, values: Mapping[str, float]) -> Config:
     Raises:
         ConfigError: a value that the settings do not take.
     """
+    source = "the recipe with values from the search"
     table = config.model_dump(mode="json", exclude_none=True)
     for key, value in values.items():
-        if key == WARMUP:
-            lr = with_warmup(config.optimizer.lr, value, config.train.epochs)
-            dumped = [one.model_dump(mode="json", exclude_none=True) for one in lr] if isinstance(lr, tuple) else lr
-            table["optimizer"]["lr"] = dumped
-        else:
+        if key != WARMUP:
             apply_override(table, f"{key}={value!r}")
-    return validate(table, source="the recipe with values from the search")
+    if WARMUP in values:  # last: it leads up to the rate that the other values say
+        found = validate(table, source=source)
+        lr = with_warmup(found.optimizer.lr, values[WARMUP], found.train.epochs)
+        dumped = [one.model_dump(mode="json", exclude_none=True) for one in lr] if isinstance(lr, tuple) else lr
+        table["optimizer"]["lr"] = dumped
+    return validate(table, source=source)
 
 
 def parse_search(text: str, config: Config) -> Dimension:

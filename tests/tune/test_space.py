@@ -108,3 +108,11 @@ def test_search_is_read(tiny: Config) -> None:
 def test_a_search_that_cannot_be(tiny: Config, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_search(text, tiny)
+
+
+def test_a_searched_rate_is_the_one_that_the_warm_up_leads_to() -> None:
+    config = load_config("demo", ["optimizer.lr=0.1"])
+    for values in ({"optimizer.lr": 0.4, WARMUP: 2.0}, {WARMUP: 2.0, "optimizer.lr": 0.4}):
+        lr = with_values(config, values).optimizer.lr
+        assert isinstance(lr, tuple)
+        assert value_at(lr, 2.0) == pytest.approx(0.4)
