@@ -27,12 +27,15 @@ from megabatch.comm.failures import is_lost_contact
 from megabatch.comm.messages import broadcast
 from megabatch.comm.shape import default_shape, parse_grid
 from megabatch.errors import LaunchError, MegabatchError
+from megabatch.files import lock
 from megabatch.machine import host_name
 from megabatch.train.elastic_entry import Elastic
 from megabatch.train.local_workers import REPLACES_VARIABLE, STARTED_VARIABLE
 from megabatch.train.membership import NEWCOMER, Membership, Roster, TooFewWorkersError
+from megabatch.train.metrics import whole_rows
 from megabatch.train.pack import pack, unpack
 from megabatch.train.run_dir import digest_of
+from megabatch.train.state import save
 from megabatch.train.stop import StopRequest
 from megabatch.train.world import World
 
@@ -45,6 +48,7 @@ ASK_SECONDS = 0.5
 MEMBERSHIP_FILE = "membership.jsonl"
 
 _TRIES = 20
+_LOCK_SECONDS = 10.0
 _MAX_MEMBERS = 1_000_000  # of an ensemble
 
 
@@ -99,7 +103,7 @@ class ElasticRun:
 
     def has_changed(self, trainer: Trainer) -> bool:
         """Ask who takes part; when others do than before, move to their world. Every rank must call it."""
-        roster = self._membership.ask(self._progress(trainer))
+        roster = self._ask(trainer)
         self._last_ask = time.monotonic()
         if set(roster.names) == set(trainer.workers):
             return False
@@ -123,6 +127,15 @@ class ElasticRun:
         steps, is_finished, members = trainer.state.clock.steps, trainer.made is None, len(trainer.state.members)
         return (steps * 2 + is_finished) * _MAX_MEMBERS + members
 
+    def _ask(self, trainer: Trainer) -> Roster:
+        """Who takes part now; when too few do for too long, a checkpoint is written, and the run ends."""
+        try:
+            return self._membership.ask(self._progress(trainer))
+        except TooFewWorkersError:
+            if trainer.workers:  # not a newcomer, which has nothing to save
+                _save_last(trainer, self._stack)
+            raise
+
     def _move(self, trainer: Trainer, roster: Roster | None) -> Roster:
         """Go on in the world of a roster, or of whoever is there; ends when all are connected and in one state."""
         began = time.monotonic()
@@ -130,14 +143,9 @@ class ElasticRun:
             try:
                 if roster is None:
                     with _ending_with_the_run(trainer):
-                        roster = self._membership.ask(self._progress(trainer))
+                        roster = self._ask(trainer)
                 self._membership.connect(roster)
                 before = self._enter(trainer, roster)
-            except TooFewWorkersError:
-                if trainer.recorder is not None:
-                    trainer.save_here()
-                    trainer.writer.flush()
-                raise
             except Exception as error:
                 if not is_lost_contact(error):
                     raise
@@ -187,6 +195,21 @@ class ElasticRun:
         trainer.progress.say(
             f"workers        {len(roster.seats)} after step {trainer.state.clock.steps}: {what} ({seconds:.2f} s)"
         )
+
+
+def _save_last(trainer: Trainer, stack: ExitStack) -> None:
+    """Leave rows and a checkpoint behind. The main rank may be gone: then whoever is left does, one after the other."""
+    steps, folder = trainer.state.clock.steps, trainer.folder
+    if trainer.recorder is not None:
+        trainer.save_here()
+    else:
+        stack.enter_context(lock(folder / ".lock", _LOCK_SECONDS))  # a main rank that hangs may hold it for ever
+        keep_bytes, last_step = whole_rows(folder / "metrics.jsonl", steps)
+        if last_step < steps:
+            trainer.take_over(stack)
+        else:  # rows of later steps, which another may have left with its checkpoint, stay
+            save(trainer.components, trainer.state, trainer.trunk_state, folder, keep_bytes, False, trainer.writer)
+    trainer.writer.flush()
 
 
 @contextmanager

@@ -183,9 +183,7 @@ def save(
     is_best: bool,
     writer: CheckpointWriter,
 ) -> None:
-    """Copy the state and let `writer` make a checkpoint of it; the main rank does. A branch returns to `trunk`."""
-    if not components.world.is_main:
-        return
+    """Copy the state and let `writer` make a checkpoint of it; one rank does. A branch returns to `trunk`."""
     saved = whole_state(components, state, trunk) | {"metrics_bytes": metrics_bytes}
     steps, keep = state.clock.steps, components.config.checkpoint.keep
     write = partial(save_checkpoint, folder / "checkpoints", copied(saved), steps, keep, best=is_best)

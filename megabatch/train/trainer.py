@@ -211,7 +211,8 @@ class Trainer:
         # A run whose gradients are not finite may be lost: its last good checkpoints must not make way for it.
         # The best weights so far are good ones, and `best` must not name a file that is not there.
         if save_now and (made.columns["applied"] or made.stop_wanted or is_best):
-            self._save(phase, is_best)
+            self.evaluator.publish(phase, self.state.clock.samples)
+            self.save_here()
         self.made = None
 
     def _open(self, stack: ExitStack) -> None:
@@ -281,7 +282,7 @@ class Trainer:
         self.save_here()
 
     def save_here(self) -> None:
-        """Write a checkpoint on the main rank, without talking to the others."""
+        """Begin to write a checkpoint, on the main rank; without talking to the others."""
         if self.recorder is not None:
             is_best = self.state.best_step == self.state.clock.steps
             metrics_bytes = self.recorder.num_bytes
@@ -376,12 +377,6 @@ class Trainer:
         if not phase.is_branch:
             self.state.note_trunk_top1(found.top1)
         return found
-
-    def _save(self, phase: TrainingPhase, is_best: bool) -> None:
-        """Begin to write a checkpoint; every rank must call it."""
-        self.evaluator.publish(phase, self.state.clock.samples)
-        metrics_bytes = self.recorder.num_bytes if self.recorder else 0
-        save(self.components, self.state, self.trunk_state, self.folder, metrics_bytes, is_best, self.writer)
 
     def _checkpoint_is_due(self, before: Clock) -> bool:
         settings, clock = self.config.checkpoint, self.state.clock
