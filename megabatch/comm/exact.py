@@ -36,16 +36,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from megabatch.config.comm import MAX_EXACT_GHOSTS
 from megabatch.errors import ConfigError, WriteError
 from megabatch.machine import build
 
-__all__ = ["MAX_GHOSTS", "SPARE_BITS", "ExactSums", "Pieces", "Verdict", "memory_of_gradient"]
+__all__ = ["SPARE_BITS", "ExactSums", "Pieces", "Verdict", "memory_of_gradient"]
 
 SPARE_BITS = 4
 """A gradient may grow by 2^SPARE_BITS from one step to the next before a step must be repeated."""
-
-MAX_GHOSTS = 2**14
-"""More ghost batches in a step would leave a ghost gradient fewer than 12 bits."""
 
 _BITS = 30  # of the magnitude of a sum
 _FORGET_STEPS = 16  # a maximum that is not seen again loses half in so many steps
@@ -119,10 +117,10 @@ class ExactSums:
         """
         if not self._parameters:
             raise ConfigError("exact sums know no parameters yet; call bind(model.parameters()) first")
-        if not 1 <= num_ghosts <= MAX_GHOSTS:
+        if not 1 <= num_ghosts <= MAX_EXACT_GHOSTS:
             raise ConfigError(
-                f"a step of {num_ghosts} ghost batches; exact sums hold 1 to {MAX_GHOSTS}: make ghost batches larger "
-                "(train.ghost_batch_size), or set comm.sums=float"
+                f"a step of {num_ghosts} ghost batches; exact sums hold 1 to {MAX_EXACT_GHOSTS}: make ghost batches "
+                "larger (train.ghost_batch_size), or set comm.sums=float"
             )
         self._begin(num_ghosts, math.frexp(loss_scale)[1] - 1)
         for parameter in self._parameters:

@@ -13,7 +13,7 @@ from pydantic import model_validator
 
 from megabatch.config.batch_control import BatchControlConfig
 from megabatch.config.collapse import CollapseConfig
-from megabatch.config.comm import CommConfig
+from megabatch.config.comm import MAX_EXACT_GHOSTS, CommConfig
 from megabatch.config.data import DataConfig
 from megabatch.config.model import ModelConfig, NormConfig
 from megabatch.config.optimizer import OptimizerConfig
@@ -53,6 +53,15 @@ class Config(Section):
             raise ConfigError(
                 f"train.audit_every_steps {train.audit_every_steps} compares integers, comm.sums is "
                 f"'{self.comm.sums}'; set comm.sums=exact, or train.audit_every_steps=0"
+            )
+        adaptive, collapse = self.batch_control.adaptive, self.collapse
+        totals = (*totals, *([adaptive.max_global_batch_size] if adaptive else []))
+        totals = (*totals, *([collapse.global_batch_size] if collapse and collapse.global_batch_size else []))
+        num_ghosts = max(totals) // train.ghost_batch_size
+        if self.comm.sums == "exact" and num_ghosts > MAX_EXACT_GHOSTS:
+            raise ConfigError(
+                f"a step of {num_ghosts:,} ghost batches; exact sums hold at most {MAX_EXACT_GHOSTS:,}: make "
+                "train.ghost_batch_size larger, or set comm.sums=float"
             )
         if self.collapse is not None:
             self.collapse.check_fits(train.epochs, train.ghost_batch_size)

@@ -8,6 +8,9 @@ from pydantic import Field, model_validator
 
 from megabatch.config.section import Positive, Section
 
+MAX_EXACT_GHOSTS = 2**14
+"""More ghost batches in a step would leave a ghost gradient of exact sums fewer than 12 bits."""
+
 
 class CommConfig(Section):
     """How gradients travel between workers.

@@ -133,13 +133,5 @@ def scaled(schedule: float | Sequence[Piece], factor: float) -> float | tuple[Pi
     )
 
 
-def stretched(schedule: float | Sequence[Piece], factor: float) -> float | tuple[Piece, ...]:
-    """The same shape over `factor` times the epochs."""
-    if not isinstance(schedule, Sequence):
-        return float(schedule)
-    names = ("until_epoch", "from_epoch", "end_epoch")
-    return tuple(piece.model_copy(update={n: _times(getattr(piece, n), factor) for n in names}) for piece in schedule)
-
-
 def _times(value: float | None, factor: float) -> float | None:
     return None if value is None else value * factor

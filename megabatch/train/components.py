@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from megabatch.comm.calibration import Choice
 from megabatch.comm.exact import ExactSums
 from megabatch.comm.grid import ProcessGrid
 from megabatch.comm.hook import ExposedTimeHook, GradientHook, gradient_hook
+from megabatch.comm.messages import broadcast
 from megabatch.comm.noise_scale import NoiseScale
 from megabatch.comm.shape import GridShape
 from megabatch.config import Config
@@ -86,6 +88,7 @@ class Components:
     scaler: torch.amp.GradScaler  # of the loss, for fp16
     statistics: GhostStatistics
     adaptive: AdaptiveBatch | None  # grows the batch by the noise scale
+    choices: tuple[Choice, ...] = ()  # of "auto", for the worlds that follow in an elastic run
 
     @property
     def model(self) -> nn.Module:
@@ -117,7 +120,12 @@ class Components:
             raise CommunicationError(str(error)) from None
         grid.asks_who_is_missing = False
         algorithm = comm.algorithm if world.size > 1 else "backend"
+        if algorithm == "auto":  # raced once: whoever comes takes what the senior worker has chosen
+            grid.choices = tuple(
+                Choice(**one) for one in broadcast([asdict(one) for one in self.choices], list[dict[str, Any]])
+            )
         self.hook, hook = gradient_hook(grid, algorithm, exact=self.exact or False)
+        self.choices = grid.choices or self.choices
         self.exposed.use(hook, self.hook)
         self.world = world
 

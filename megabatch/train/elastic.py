@@ -76,7 +76,7 @@ class ElasticRun:
             self.name,
             elastic.lighthouse,
             self._token,
-            digest_of(config, labels, versions),
+            digest_of(config, labels, f"{versions}, {elastic.min_workers} to {elastic.max_workers} workers"),
             # One that takes the place of a dead worker begins with whoever is there: not all dead ones are replaced.
             founders=1 if REPLACES_VARIABLE in os.environ else elastic.founders,
             min_workers=elastic.min_workers,

@@ -55,8 +55,8 @@ def start_elastic(request: TrainRequest, elastic: Elastic, world_size: int) -> i
     """Run local workers to their end, with a lighthouse of our own or for one that is there; see `start_workers`."""
     from megabatch.train.membership import check_lighthouse, start_lighthouse
 
-    token = run_token(os.environ) or secrets.token_hex(32).encode()
-    os.environ[TOKEN_VARIABLE] = token.decode()  # workers inherit it
+    if run_token(os.environ) is None:
+        os.environ[TOKEN_VARIABLE] = secrets.token_hex(32)  # workers inherit it
     elastic, own = replace(elastic, local_workers=world_size), None
     if elastic.lighthouse:
         check_lighthouse(elastic.lighthouse)

@@ -187,9 +187,12 @@ class Membership:
         while True:
             is_late = time.monotonic() - began >= self._wait_seconds
             roster = self._ask_once(progress, 1 if is_late else self._founders)
+            is_enough = len(roster.seats) >= self._min_workers  # the lighthouse counts strangers too
+            if is_late and not is_enough:
+                raise self._too_few(f"{len(roster.seats)} are there")
             if self.name not in roster.names:  # all places are taken: wait for one to become free
                 continue
-            if roster.is_complete:
+            if roster.is_complete and is_enough:
                 return roster
             time.sleep(HEARTBEAT_SECONDS)
 
@@ -248,13 +251,17 @@ class Membership:
                 if time.monotonic() - began < self._wait_seconds:  # it may be starting again
                     time.sleep(HEARTBEAT_SECONDS)
                     continue
-                raise TooFewWorkersError(
-                    f"fewer than {self._min_workers} workers, or no lighthouse, for {self._wait_seconds:g} s "
-                    f"({_first_line(error)}); start more workers, then go on with --resume"
-                ) from None
+                raise self._too_few(_first_line(error)) from None
         key = answer.created.seconds * 10**9 + answer.created.nanos
-        seats = [seat for one in answer.participants if (seat := self._seat(one.data)) is not None]
-        return Roster(key, self._ordered(seats))
+        said = [(one.replica_id, self._seat(one.data)) for one in answer.participants]
+        # Whoever asks sees the signed entries of the others: under another name than its own an entry is a copy.
+        return Roster(key, self._ordered([seat for name, seat in said if seat is not None and seat.name == name]))
+
+    def _too_few(self, what: str) -> TooFewWorkersError:
+        return TooFewWorkersError(
+            f"fewer than {self._min_workers} workers, or no lighthouse, for {self._wait_seconds:g} s "
+            f"({what}); start more workers, then go on with --resume"
+        )
 
     def _seat(self, data: Any) -> Seat | None:
         """What a participant said of itself; None unless it is whole and signed."""

@@ -41,6 +41,7 @@ class StepResult:
     loss: float
     top1: float
     gradient_norm: float  # before it is clipped
+    repeated_steps: int  # steps so far that were done again because an exact sum did not fit
     applied: bool  # False when the gradient was not finite and the optimizer left the weights alone
     stop_wanted: bool  # some rank was asked to stop
     ask_wanted: bool  # some rank wants to know who takes part now
@@ -60,6 +61,7 @@ class StepResult:
             "images_per_second": self.num_samples / self.step_seconds,
             "gradient_norm": self.gradient_norm,
             "applied": int(self.applied),
+            "repeated_steps": self.repeated_steps,
             "step_seconds": self.step_seconds,
             "compute_seconds": max(0.0, self.step_seconds - waiting),
             **{f"{part}_seconds": seconds for part, seconds in self.part_seconds.items()},
@@ -156,6 +158,7 @@ def train_step(
         top1=math.fsum(losses_and_hits[1::2]) / step.num_samples,
         gradient_norm=gradient_norm,
         applied=is_finite,
+        repeated_steps=components.exact.repeats if components.exact is not None else 0,
         stop_wanted=num_stops > 0,
         ask_wanted=num_asks > 0,
         noise_average=measured.average.sample() if measured and measured.measuring and is_finite else None,

@@ -15,9 +15,10 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from megabatch.comm import exact as module
-from megabatch.comm.exact import MAX_GHOSTS, SPARE_BITS, ExactSums, Pieces, Verdict
+from megabatch.comm.exact import SPARE_BITS, ExactSums, Pieces, Verdict
 from megabatch.comm.grid import ProcessGrid
 from megabatch.comm.hook import gradient_hook
+from megabatch.config.comm import MAX_EXACT_GHOSTS
 from megabatch.errors import ConfigError
 from megabatch.schedule.batch import shard_range
 from tests.ranks import run_ranks
@@ -278,7 +279,7 @@ def test_what_exact_sums_cannot_do_is_refused() -> None:
     with pytest.raises(ConfigError, match="call bind"):
         ExactSums().begin_step(4)
     exact = ExactSums().bind([torch.zeros(3, requires_grad=True)])
-    with pytest.raises(ConfigError, match=f"a step of {MAX_GHOSTS + 1} ghost batches; exact sums hold 1 to"):
-        exact.begin_step(MAX_GHOSTS + 1)
+    with pytest.raises(ConfigError, match=f"a step of {MAX_EXACT_GHOSTS + 1} ghost batches; exact sums hold 1 to"):
+        exact.begin_step(MAX_EXACT_GHOSTS + 1)
     with pytest.raises(ConfigError, match=r"float32 gradients, the model has parameters of torch.float64"):
         ExactSums().bind([torch.zeros(3, requires_grad=True, dtype=torch.float64)])

@@ -224,6 +224,12 @@ def test_a_collapse_is_read_and_written_back_equal() -> None:
         ({"batch_control": {"adaptive": {"max_global_batch_size": 128}}}, "at least train.global_batch_size 256"),
         ({"batch_control": {"adaptive": {"max_global_batch_size": 1000}}}, "a multiple of train.ghost_batch_size 32"),
         ({"batch_control": {"adaptive": {"max_global_batch_size": 512, "growth": 1}}}, "greater than 1"),
+        ({"train": {"global_batch_size": "0:32 3:1048576"}}, "a step of 32,768 ghost batches; exact sums hold at most"),
+        (
+            {"batch_control": {"adaptive": {"max_global_batch_size": 2**20}}},
+            "a step of 32,768 ghost batches; exact sums hold at most",
+        ),
+        ({"collapse": {**COLLAPSE, "global_batch_size": 2**20}}, "a step of 32,768 ghost batches"),
     ],
 )
 def test_branches_and_batch_control_that_cannot_work_are_refused(sections: dict[str, Any], said: str) -> None:

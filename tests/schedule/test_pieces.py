@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from megabatch.errors import ConfigError
-from megabatch.schedule.pieces import Piece, check_pieces, largest_value, scaled, smallest_value, stretched, value_at
+from megabatch.schedule.pieces import Piece, check_pieces, largest_value, scaled, smallest_value, value_at
 
 # Akiba 2017, section 4: slow start, factors of 12.8 for a batch of 1024 x 32.
 AKIBA = (
@@ -174,14 +174,12 @@ def test_a_way_that_ends_within_its_piece_is_refused() -> None:
 
 
 @given(st.floats(0, 30), st.floats(0.1, 10))
-def test_stretched_and_scaled_keep_the_shape(epoch: float, factor: float) -> None:
-    other = stretched(COUNTED_FROM_THE_START, factor)
-    assert value_at(other, epoch * factor) == pytest.approx(value_at(COUNTED_FROM_THE_START, epoch), abs=1e-6)
+def test_scaled_keeps_the_shape(epoch: float, factor: float) -> None:
     level = scaled(COUNTED_FROM_THE_START, factor)
     assert value_at(level, epoch) == pytest.approx(factor * value_at(COUNTED_FROM_THE_START, epoch), rel=1e-9)
 
 
-def test_a_plain_number_is_scaled_and_not_stretched() -> None:
-    assert (scaled(0.5, 3.0), stretched(0.5, 3.0)) == (1.5, 0.5)
+def test_a_plain_number_is_scaled() -> None:
+    assert scaled(0.5, 3.0) == 1.5
     assert (largest_value(0.5), largest_value(CODREANU_MAIN)) == (0.5, 4.8)
     assert (smallest_value(0.5), smallest_value(AKIBA), smallest_value(CODREANU_MAIN)) == (0.5, 0.0128, 0.0)

@@ -62,6 +62,23 @@ def test_a_killed_worker_costs_no_bit_and_is_replaced(victim: int, undisturbed: 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["lars", "lamb"])
+def test_one_that_comes_gets_the_optimizer_as_it_lies_in_memory(optimizer: str, tmp_path: Path) -> None:
+    """Norms over tensors are added up in the order of memory, so another layout would give other bits."""
+    settings = (*SETTINGS, f"optimizer.name={optimizer}", "train.max_steps=400", "comm.algorithm=auto")
+    folders = [tmp_path / "undisturbed", tmp_path / "run"]
+    process = start(command(folders[0], "--workers", "1", overrides=settings))
+    assert process.wait(timeout=200) == 0, process.communicate()
+    process = start(command(folders[1], "--workers", "2", "--elastic", overrides=settings))
+    wait_for_rows(folders[1], process, at_least=8)
+    workers_of(process)[0].kill()
+    out, err = process.communicate(timeout=250)
+    assert process.returncode == 0, f"{out}\n{err}"
+    assert any(change["joined"] for change in membership_of(folders[1])), "the run was over before another one came"
+    assert weights_of(folders[1]) == weights_of(folders[0])
+
+
+@pytest.mark.slow
 def test_the_main_rank_and_half_of_the_others_at_once(undisturbed: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = start(command(folder, "--workers", "4", "--elastic", overrides=SETTINGS))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from megabatch.errors import LaunchError
-from megabatch.train.membership import NEWCOMER, Membership, Roster, Seat, start_lighthouse
+from megabatch.train.membership import NEWCOMER, Membership, Roster, Seat, TooFewWorkersError, start_lighthouse
 
 coordination = pytest.importorskip("torchft.coordination", reason="torchft is an extra: pip install megabatch[elastic]")
 
@@ -93,6 +93,35 @@ def test_who_has_no_token_is_passed_over(lighthouse: str) -> None:
             for one in members:
                 one.close()
             asked.cancel()
+
+
+def test_a_signed_entry_under_another_name_is_passed_over(lighthouse: str) -> None:
+    """Whoever asks the lighthouse sees the entries of all, and may send one of them again."""
+    members = [member(lighthouse, founders=2), member(lighthouse, founders=2)]
+    stranger = coordination.LighthouseClient(f"http://{lighthouse}", timedelta(seconds=5))
+    copied: dict[str, Any] = {"signature": ""}
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            for _ in range(2):  # first it only looks, then it sends what it has seen
+                asked = pool.submit(stranger.quorum, "stranger", timedelta(seconds=20), data=copied)
+                for _ in range(100):
+                    rosters = ask_all(members, [NEWCOMER] * 2)
+                    assert all(isinstance(one, Roster) and len(one.seats) == 2 for one in rosters)
+                    if asked.done():
+                        break
+                answer = asked.result(timeout=20)
+                copied = next(one.data for one in answer.participants if one.replica_id == members[0].name)
+            assert len(answer.participants) == 3
+        finally:
+            for one in members:
+                one.close()
+
+
+def test_strangers_do_not_count_for_the_least_number_of_workers(lighthouse: str) -> None:
+    alone = member(lighthouse, min_workers=2)
+    with pytest.raises(TooFewWorkersError, match=r"fewer than 2 workers.* 5 s \(1 are there\)"):
+        alone.ask(NEWCOMER)
+    alone.close()
 
 
 def test_a_worker_of_another_run_is_refused_by_name(lighthouse: str) -> None:
