@@ -17,6 +17,7 @@ from megabatch.study.plan import from_file
 from megabatch.study.targets import Arrival, laws_of, points_of, target_lines
 
 NUM_IMAGES, FLOOR, CRITICAL = 5000, 3.0, 400.0
+STORED = Path(__file__).parents[2] / "docs" / "results" / "steps_to_target.csv"
 STUDY = """
 title = "steps to 80 %"
 recipe = "demo"
@@ -87,6 +88,15 @@ def test_the_planner_reads_the_users_own_curve(stored: Path) -> None:
         chosen = make_plan(request).result.chosen
         assert chosen.epochs.middle == pytest.approx(FLOOR * (1 + batch / CRITICAL), rel=1e-2)
         assert any("beyond the largest" in text for text in chosen.warnings) == (batch == 3200)
+
+
+def test_the_stored_runs_of_the_example_give_the_law_that_the_documents_name() -> None:
+    """Fashion-MNIST: medians of 7, 6, 7.04 and 11.04 epochs; all three runs at 1,600 are censored."""
+    law = read_study(STORED, 0.74)
+    assert law.batches == (100, 800)
+    assert law.critical_batch == pytest.approx(963, rel=1e-2)
+    for batch, epochs in ((100, 7.0), (200, 6.0), (400, 7.04), (800, 11.04)):
+        assert law.at(batch).epochs == pytest.approx(epochs, rel=0.2)
 
 
 def arrival(batch: int, seed: int, epochs: float | None, group: str = "SGD") -> Arrival:
