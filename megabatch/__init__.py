@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from megabatch.optim.lamb import LAMB as LAMB
     from megabatch.optim.lars import LARS as LARS
     from megabatch.optim.rmsprop_warmup import RMSpropWarmup as RMSpropWarmup
+    from megabatch.optim.shampoo import Shampoo as Shampoo
     from megabatch.recipes import load_config as load_config
     from megabatch.schedule import schedules as schedules
     from megabatch.schedule.control import BatchControl as BatchControl
@@ -44,6 +45,7 @@ _PUBLIC = {
     "NoiseScale": "megabatch.comm.noise_scale",
     "ProcessGrid": "megabatch.comm.grid",
     "RMSpropWarmup": "megabatch.optim.rmsprop_warmup",
+    "Shampoo": "megabatch.optim.shampoo",
     "WeightAverage": "megabatch.model.average",
     "all_reduce": "megabatch.comm.select",
     "average_weights": "megabatch.train.ensemble",

@@ -67,7 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "comm.calibration",
     },
     "train": BELOW | {"recipes", "comm", "optim", "model", "data", "report"},
-    "study": BELOW | {"recipes", "report", "train.run_dir", "train.world"},
+    "study": BELOW | {"recipes", "report", "train.run_dir", "train.world", "plan.convergence"},
     "tune": BELOW | {"recipes", "report", "data.formats", "study", "train.run_dir"},
     "bench": BELOW | {"recipes", "comm", "optim", "model", "data", "report", "train"},
     "cli": BELOW

@@ -19,9 +19,12 @@ from megabatch.optim.groups import parameter_groups
 from megabatch.optim.lamb import LAMB
 from megabatch.optim.lars import LARS
 from megabatch.optim.rmsprop_warmup import RMSpropWarmup
+from megabatch.optim.shampoo import Shampoo
 
 _RATE, _DECAY, _COEFFICIENT = 1e-6, 5e-5, 1e-3
 BASE, LOOP = "torch SGD, foreach", "LARS, loop over parameters"
+_NEVER = 1 << 40  # steps
+SHAMPOO, ROOTS = "megabatch Shampoo, no roots", "Shampoo's roots, one worker"
 
 
 class LoopLARS(torch.optim.Optimizer):
@@ -50,13 +53,28 @@ class LoopLARS(torch.optim.Optimizer):
 
 
 def contestants(model: nn.Module) -> dict[str, Callable[[], Any]]:
-    """A step of each optimizer; all share the model's parameters and gradients."""
+    """A step of each optimizer; all share the model's parameters and gradients. Shampoo's roots are apart."""
     decayed = parameter_groups(model, weight_decay=_DECAY)
 
     def groups() -> list[dict[str, Any]]:
         return [dict(group) for group in decayed]
 
     warmup = RMSpropWarmup(groups(), _RATE)
+    shampoo, rooted = (Shampoo(groups(), _RATE, start_steps=steps, every_steps=1) for steps in (_NEVER, 1))
+
+    def roots() -> None:
+        if not rooted.state:
+            rooted.step()  # statistics
+        rooted.gather_roots()
+
+    def shampoo_step() -> None:
+        if not shampoo.state:  # roots once, and never again
+            shampoo.step()
+            _set(shampoo, start_steps=1)
+            shampoo.step()
+            _set(shampoo, every_steps=_NEVER)
+        shampoo.step()
+
     return {
         BASE: torch.optim.SGD(groups(), _RATE, momentum=0.9, foreach=True).step,
         "torch SGD, fused": torch.optim.SGD(groups(), _RATE, momentum=0.9, fused=True).step,
@@ -67,7 +85,14 @@ def contestants(model: nn.Module) -> dict[str, Callable[[], Any]]:
         "megabatch RMSprop warm-up": warmup.step,
         "torch AdamW, foreach": torch.optim.AdamW(groups(), _RATE, foreach=True).step,
         "megabatch LAMB": LAMB(groups(), _RATE).step,
+        SHAMPOO: shampoo_step,
+        ROOTS: roots,
     }
+
+
+def _set(optimizer: torch.optim.Optimizer, **values: int) -> None:
+    for group in optimizer.param_groups:
+        group.update(values)
 
 
 def bench_steps(model_name: str, rounds: int, threads: int) -> dict[str, Any]:
@@ -108,6 +133,12 @@ def result_lines(result: dict[str, Any]) -> list[str]:
         lines.append(
             f"{name:<31}{_spread([1e3 * s for s in own], 1):>22}{_spread(over_base, 2):>24}{_spread(under_loop, 2):>24}"
         )
+    for every in (1, 20, 100):
+        steps = [
+            (step + roots / every) / base
+            for step, roots, base in zip(seconds[SHAMPOO], seconds[ROOTS], seconds[BASE], strict=True)
+        ]
+        lines.append(f"Shampoo, one worker, roots every {every} steps: {_spread(steps, 1)} times foreach SGD")
     return lines
 
 

@@ -40,7 +40,8 @@ def plan(
     ] = None,
     study: Annotated[Path | None, typer.Option(help="CSV of `megabatch study`, for the epochs to the target.")] = None,
     calibrate: Annotated[
-        list[str] | None, typer.Option(help="Rows of systems (CSV), a file of `megabatch bench`, or a run folder.")
+        list[str] | None,
+        typer.Option(help="Rows of systems (CSV), a file of `megabatch bench`, a folder of a run or study."),
     ] = None,
     family: Annotated[str, typer.Option(help="Of the calibration rows: organisation:accelerator.")] = "",
     stack: Annotated[str, typer.Option(help="Of the calibration rows: round, framework, division.")] = "",

@@ -10,7 +10,7 @@ from megabatch.config.section import NotNegative, Positive, Section
 from megabatch.errors import nearest
 from megabatch.schedule.pieces import Scheduled, check_pieces, largest_value, value_at
 
-_KNOWN = ("sgd", "lars", "lamb", "rmsprop_warmup", "adamw", "nadamw")
+_KNOWN = ("sgd", "lars", "lamb", "shampoo", "rmsprop_warmup", "adamw", "nadamw")
 _SCHEDULED = ("lr", "momentum", "weight_decay")
 
 
@@ -29,6 +29,17 @@ class LambConfig(Section):
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999  # share of the past in the mean of squared gradients
     eps: Positive = 1e-6  # added to the root of that mean
     bias_correction: bool = True  # take the zeros at the start out of both means
+
+
+class ShampooConfig(Section):
+    """Preconditioned SGD, for `optimizer.name = "shampoo"`; `megabatch.optim.shampoo` says what it does."""
+
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.85  # share of the past in the statistics
+    eps: Positive = 1.5e-5  # added to eigenvalues, as a share of the largest
+    root: Annotated[int, Field(ge=1)] = 4  # preconditioners are statistics to the power of -1 / root
+    block_size: Annotated[int, Field(ge=1)] = 128  # dimensions are cut into equal parts of at most this length
+    every_steps: Annotated[int, Field(ge=1)] = 20  # how often roots are computed
+    start_steps: Annotated[int, Field(ge=1)] = 25  # steps of plain momentum SGD before that
 
 
 class AdamConfig(Section):
@@ -57,7 +68,7 @@ class OptimizerConfig(Section):
     `settings`. `momentum` is beta1 of those that have betas.
     """
 
-    name: str = "sgd"  # sgd, lars, lamb, rmsprop_warmup, adamw, nadamw, or "package.module:Class"
+    name: str = "sgd"  # sgd, lars, lamb, shampoo, rmsprop_warmup, adamw, nadamw, or "package.module:Class"
     lr: Scheduled = 0.1
     lr_factor: NotNegative = 1.0  # times the learning rate, all along: its level without touching its shape
     momentum: Scheduled = 0.9
@@ -67,6 +78,7 @@ class OptimizerConfig(Section):
     clip_norm: NotNegative = 0.0  # a larger norm of the whole gradient is scaled down to this; 0: never
     lars: LarsConfig = LarsConfig()
     lamb: LambConfig = LambConfig()
+    shampoo: ShampooConfig = ShampooConfig()
     adam: AdamConfig = AdamConfig()
     rmsprop_warmup: RmspropWarmupConfig = RmspropWarmupConfig()
     settings: dict[str, Any] = Field(default_factory=dict)  # of "package.module:Class"
@@ -108,8 +120,10 @@ class OptimizerConfig(Section):
             raise ValueError(f"optimizer.momentum {largest:g} never forgets and cannot be used; keep it below 1")
         if self.nesterov and value_at(self.momentum, 0.0) == 0.0:
             raise ValueError("optimizer.nesterov needs optimizer.momentum above 0 from the start; set one or the other")
-        if self.nesterov and self.name not in ("sgd", "lars"):
-            raise ValueError(f"optimizer.nesterov is not part of {self.name}; set it to false, or use sgd or lars")
+        if self.nesterov and self.name not in ("sgd", "lars", "shampoo"):
+            raise ValueError(
+                f"optimizer.nesterov is not part of {self.name}; set it to false, or use sgd, lars or shampoo"
+            )
         if self.name == "rmsprop_warmup" and value_at(self.lr, 0.0) * self.lr_factor == 0.0:
             raise ValueError(
                 "optimizer.lr begins with 0, and rmsprop_warmup divides by it; begin above 0: it is a warm-up by itself"

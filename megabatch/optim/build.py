@@ -14,6 +14,7 @@ from megabatch.optim.groups import parameter_groups
 from megabatch.optim.lamb import LAMB
 from megabatch.optim.lars import LARS
 from megabatch.optim.rmsprop_warmup import RMSpropWarmup, share_of
+from megabatch.optim.shampoo import Shampoo
 from megabatch.schedule.batch import Step
 from megabatch.schedule.pieces import largest_value, value_at
 
@@ -41,6 +42,8 @@ def _build_known(
     if settings.name == "lamb":
         lamb = settings.lamb
         return LAMB(groups, lr, (momentum, lamb.beta2), eps=lamb.eps, bias_correction=lamb.bias_correction)
+    if settings.name == "shampoo":
+        return Shampoo(groups, lr, momentum, nesterov=settings.nesterov, **settings.shampoo.model_dump())
     if settings.name == "rmsprop_warmup":
         options = settings.rmsprop_warmup.model_dump()
         return RMSpropWarmup(groups, lr, momentum, rmsprop_lr=options.pop("lr"), **options)

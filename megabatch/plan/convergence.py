@@ -35,6 +35,8 @@ _LEAST_SCATTER = 0.05
 """Relative scatter of runs, where repeats at one batch do not show more: that of MLPerf's points around their law."""
 _USUAL_POINTS = 3
 _MOST_SCATTER = 0.5
+STUDY_TABLE = "targets.csv"
+"""What `megabatch study` writes about the way to its target."""
 _LEAST_RANGE = 1.1
 """How much larger the largest global batch must be than the smallest."""
 _POINTS = Path(__file__).parent / "data" / "convergence.csv"
@@ -208,14 +210,22 @@ def _refuse_fall(batches: Array, logs: Array, source: str) -> None:
         )
 
 
+def median_with_censored(values: Sequence[float | None]) -> float:
+    """The median of at least one value, where None is later than all others; infinite when it is one of those."""
+    ordered = sorted(math.inf if value is None else value for value in values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
 def read_study(path: str | Path, target: float | None) -> ConvergenceLaw:
     """The law of a study's CSV, such as the `runs.csv` of `megabatch study`: the first column found of each kind.
 
     batch: global_batch_size, global_batch_size_last, train.global_batch_size or gbs. epochs: epochs_to_target,
     epochs_mean, epochs or epoch. accuracy, optional: top1, percent, val_top1 or best_top1.
 
-    Rows whose accuracy (a fraction, or per cent when above 1) is below the target did not arrive and are left out, as
-    are those without `epochs_to_target`. Without a target the epochs count as they stand.
+    Rows whose accuracy (a fraction, or per cent when above 1) is below the target did not arrive and are left out.
+    Without a target the epochs count as they stand. Where there are `epochs_to_target`, rows without did not arrive: a
+    batch counts with the median of its runs, and not at all when half of them or more did not arrive.
 
     Raises:
         DataError: no such table, a value that cannot be, or points that determine no law (see `fit_law`).
@@ -229,15 +239,50 @@ def read_study(path: str | Path, target: float | None) -> ConvergenceLaw:
             f"study '{path}' has columns {', '.join(columns) or 'none'}; it needs global_batch_size and epochs "
             "(and top1 when there is a target)"
         )
+    if epoch_key == "epochs_to_target":
+        return fit_law(_medians(path, columns, rows, batch_key, target), f"study '{Path(path).name}'")
     points = []
     for line, row in rows:
-        if epoch_key == "epochs_to_target" and not row[epoch_key]:
-            continue
         where = f"study '{path}', line {line}: "
         batch = cell_number(row[batch_key], where + batch_key, GLOBAL_BATCH_SIZE)
         epochs = cell_number(row[epoch_key], where + epoch_key, EPOCHS)
         top1 = cell_number(row[top1_key], where + top1_key, _TOP1) if top1_key and row[top1_key] else None
         reached = top1 is None or target is None or (top1 / 100 if top1 > 1 else top1) >= target
-        if reached or epoch_key == "epochs_to_target":
+        if reached:
             points.append((batch, epochs))
     return fit_law(points, f"study '{Path(path).name}'")
+
+
+def _medians(
+    path: str | Path,
+    columns: Sequence[str],
+    rows: Sequence[tuple[int, dict[str, str]]],
+    batch_key: str,
+    target: float | None,
+) -> list[tuple[float, float]]:
+    """The median epochs to the target of every batch that has one."""
+    for column, what in (("group", "methods"), ("target_percent", "targets")):
+        if column in columns and len(kinds := sorted({row[column] for _, row in rows})) > 1:
+            raise DataError(
+                f"study '{path}' holds {len(kinds)} {what} ({', '.join(kinds[:4])}), which have laws of their own; "
+                f"give a table with the rows of one {column}"
+            )
+    by_batch: dict[float, list[float | None]] = {}
+    for line, row in rows:
+        where = f"study '{path}', line {line}: "
+        if target is not None and "target_percent" in columns:
+            own = cell_number(row["target_percent"], where + "target_percent", _TOP1)
+            if abs(own - 100 * target) > 1e-6:
+                raise DataError(
+                    f"study '{path}' counts the epochs to {own:g} %, not to the target of {100 * target:g} %; leave "
+                    "--target out, or collect the study with that target"
+                )
+        batch = cell_number(row[batch_key], where + batch_key, GLOBAL_BATCH_SIZE)
+        epochs = (
+            cell_number(row["epochs_to_target"], where + "epochs_to_target", EPOCHS)
+            if row["epochs_to_target"]
+            else None
+        )
+        by_batch.setdefault(batch, []).append(epochs)
+    medians = ((batch, median_with_censored(values)) for batch, values in by_batch.items())
+    return [(batch, median) for batch, median in medians if math.isfinite(median)]

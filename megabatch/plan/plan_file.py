@@ -14,7 +14,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from megabatch.errors import ConfigError, MegabatchError, nearest
 from megabatch.files import parse_json, read_text, write_atomically
 from megabatch.plan.calibrate import Evidence, gather
 from megabatch.plan.cluster_file import cluster_names, load_cluster
-from megabatch.plan.convergence import choose_law
+from megabatch.plan.convergence import STUDY_TABLE, choose_law
 from megabatch.plan.estimate import Estimate, Estimator
 from megabatch.plan.fit import fit_as_data
 from megabatch.plan.quantity import Interval, complaint
@@ -84,8 +84,9 @@ class Answer:
 
 
 def run(request: PlanRequest) -> Answer:
+    request, sources = _with_study(request)
     _refuse_mistakes(request)
-    evidence = gather(load_cluster(request.cluster), request.calibrate, request.family, request.stack)
+    evidence = gather(load_cluster(request.cluster), sources, request.family, request.stack)
     cluster, layers, words = evidence.cluster, evidence.layers, list(request.overrides)
     workload = workload_of(request.recipe, words, layers, scale=request.scale, epochs=request.epochs)
     law = choose_law(request.target, request.study, workload)
@@ -93,6 +94,22 @@ def run(request: PlanRequest) -> Answer:
     counts, batches = cluster.worker_counts(request.workers), [parse_stages(text) for text in request.batches]
     space = Space(request.algorithms, parse_grid(request.grid) if request.grid else None, request.bucket_mb)
     return Answer(request, plan(estimator, counts, _goal(request), batches=batches, space=space), evidence, workload)
+
+
+def _with_study(request: PlanRequest) -> tuple[PlanRequest, tuple[str, ...]]:
+    """The request with a study among its calibration sources taken as its study, and the other sources."""
+    tables: dict[str, Path] = {}
+    for text in request.calibrate:
+        path = Path(text)
+        if (path / STUDY_TABLE).is_file():
+            tables[text] = path / STUDY_TABLE
+        elif path.name == STUDY_TABLE:
+            tables[text] = path
+    given = [*tables.values(), *([request.study] if request.study else [])]
+    if len(given) > 1:
+        raise ConfigError(f"{len(given)} studies were given ({', '.join(map(str, given))}); give one")
+    others = tuple(text for text in request.calibrate if text not in tables)
+    return replace(request, study=given[0] if given else None), others
 
 
 def _refuse_mistakes(request: PlanRequest) -> None:

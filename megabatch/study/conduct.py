@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -15,10 +15,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from megabatch.errors import ConfigError
 from megabatch.files import write_atomically, write_json
-from megabatch.study.figure import draw_arms, draw_batch_sizes, has_matplotlib, save
+from megabatch.plan.convergence import ConvergenceLaw
+from megabatch.study.figure import draw_arms, draw_batch_sizes, draw_targets, has_matplotlib, save
 from megabatch.study.plan import Study, StudyRun, from_file, from_grid, is_study_file, slug
-from megabatch.study.results import arm_rows, collect, csv_text, left_out, markdown_table, statements
+from megabatch.study.results import ArmResult, arm_rows, collect, csv_text, left_out, markdown_table, statements
 from megabatch.study.run import Outcome, evaluate_ensembles, free_cores, is_finished, run_all
+from megabatch.study.targets import TARGETS_FILE, Arrival, BatchPoint, arrivals_of, laws_of, points_of, target_lines
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,10 @@ def _write_and_tell(
     said = [*statements(results, study.margin_points), *left_out(study, results)]
     write_atomically(output / "runs.csv", csv_text([run for result in results for run in result.runs]))
     write_atomically(output / "arms.csv", csv_text(rows))
-    write_atomically(output / "table.md", f"# {study.title}\n\n{table}\n" + "\n".join(said) + "\n")
+    told_targets, arrivals, points, laws = _targets(study, output, results)
+    write_atomically(
+        output / "table.md", f"# {study.title}\n\n{table}\n" + "\n".join([*said, "", *told_targets]).rstrip() + "\n"
+    )
     whole = {"title": study.title, "arms": rows, "statements": said, "runs_planned": len(runs)}
     write_json(output / "study.json", whole)
     drawn: list[Path] = []
@@ -104,15 +109,34 @@ def _write_and_tell(
         num_train = runs[0].config.data.max_train_images or None
         by_batch = draw_batch_sizes(results, study.title, num_train)
         drawn += save(by_batch, output / "batch_sizes") if by_batch else []
+        if points:
+            drawn += save(draw_targets(points, laws, study.title, study.target_percent or 0.0), output / "targets")
     if request.as_json:
         print(json.dumps(whole))
         return
-    for line in (table, *said):
+    for line in (table, *said, *told_targets):
         console.print(line, markup=False)
-    files = [output / "table.md", output / "arms.csv", output / "runs.csv", *drawn]
+    files = [output / "table.md", output / "arms.csv", output / "runs.csv"]
+    files += [output / TARGETS_FILE] * bool(arrivals) + drawn
     console.print(f"written: {', '.join(path.name for path in files)} in {output}", markup=False)
     if not drawn:
         console.print("no figures: matplotlib is missing; `pip install megabatch[figures]` brings it", markup=False)
+
+
+def _targets(
+    study: Study, output: Path, results: Sequence[ArmResult]
+) -> tuple[list[str], list[Arrival], list[BatchPoint], dict[str, ConvergenceLaw | str]]:
+    """What a study with a target says about the way to it; writes the table that `megabatch plan --calibrate` reads."""
+    if study.target_percent is None:
+        return [], [], [], {}
+    folders = {(arm.name, seed): output / key for arm in study.arms for seed, key in enumerate(study.runs_of(arm))}
+    arrivals = arrivals_of(results, folders, study.target_percent)
+    if not arrivals:
+        return ["No arm has one batch from beginning to end: nothing is said about the target."], [], [], {}
+    write_atomically(output / TARGETS_FILE, csv_text([asdict(arrival) for arrival in arrivals]))
+    points = points_of(arrivals)
+    laws = laws_of(points)
+    return target_lines(points, laws, study.target_percent), arrivals, points, laws
 
 
 @contextmanager

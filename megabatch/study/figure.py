@@ -11,7 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from megabatch.plan.convergence import ConvergenceLaw
 from megabatch.study.results import ArmResult
+from megabatch.study.targets import BatchPoint
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -102,6 +104,43 @@ def draw_batch_sizes(results: Sequence[ArmResult], title: str, num_train: int | 
     axes.set_title(title, loc="left", size=11)
     axes.grid(color="#dddddd", linewidth=0.6)
     axes.legend(frameon=False, fontsize=9)
+    return figure
+
+
+def draw_targets(
+    points: Sequence[BatchPoint], laws: dict[str, ConvergenceLaw | str], title: str, target: float
+) -> Figure:
+    """Steps to the target by batch on log axes: medians, perfect scaling, the law and its critical batch."""
+    figure, axes = _new(width=7.5, height=4.8)
+    known = [point for point in points if math.isfinite(point.steps)]
+    for index, group in enumerate(dict.fromkeys(point.group for point in points)):
+        color, mark = _COLORS[index % len(_COLORS)], _MARKS[index % len(_MARKS)]
+        own = sorted((p for p in known if p.group == group), key=lambda p: p.global_batch_size)
+        batches = [p.global_batch_size for p in own]
+        axes.plot(batches, [p.steps for p in own], mark, color=color, label=group or "arms", zorder=3)
+        if own:
+            perfect = [own[0].steps * batches[0] / batch for batch in batches]
+            axes.plot(batches, perfect, ":", color=color, label="perfect scaling from its smallest batch")
+        law = laws.get(group)
+        if own and law is not None and not isinstance(law, str):
+            images_an_epoch = own[0].images / own[0].epochs
+            fitted = [law.at(batch).epochs * images_an_epoch / batch for batch in batches]
+            told = (
+                f"critical batch {law.critical_batch:,.0f}" if math.isfinite(law.critical_batch) else "perfect scaling"
+            )
+            axes.plot(batches, fitted, "-", color=color, label=f"law, {told}")
+            if batches[0] <= law.critical_batch <= batches[-1]:
+                axes.axvline(law.critical_batch, color=color, linewidth=0.8, linestyle="--")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    sizes = sorted({p.global_batch_size for p in points})
+    axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    axes.minorticks_off()
+    axes.set_xlabel("global batch, images a step")
+    axes.set_ylabel(f"median steps until top-1 reaches {target:g} %")
+    axes.set_title(title, loc="left", size=11)
+    axes.grid(color="#dddddd", linewidth=0.6)
+    axes.legend(frameon=False, fontsize=8)
     return figure
 
 

@@ -9,6 +9,7 @@ A study is a file:
     seeds = 3                          # 0, 1, 2; an arm may have more or fewer
     baseline = "small batch"           # what arms are compared with
     margin_points = 0.5                # how far apart still counts as equal, in points of the metric
+    target_percent = 84.0              # also tell steps, images and seconds until top-1 first reaches it
     set = ["train.epochs=4"]           # changes of all arms
 
     [[arm]]
@@ -102,6 +103,7 @@ class _StudyTable(Section):
     seeds: _Seeds = 3
     baseline: str = ""
     margin_points: Positive = 0.5
+    target_percent: Annotated[float, Field(gt=0, le=100)] | None = None
     set: tuple[str, ...] = ()
     tune: TuneTable | None = None
     arm: Annotated[tuple[Arm, ...], Field(min_length=1)]
@@ -126,6 +128,7 @@ class Study:
     baseline: str
     margin_points: float = 0.5
     tune: TuneTable | None = None
+    target_percent: float | None = None
 
     def arm(self, name: str) -> Arm:
         return next(arm for arm in self.arms if arm.name == name)
@@ -176,7 +179,7 @@ def from_file(path: Path, overrides: Sequence[str] = ()) -> Study:
                 )
         by_name[arm.name] = _resolved(arm, table, by_name, path, baseline)
     arms = tuple(arm.model_copy(update={"set": (*arm.set, *overrides)}) for arm in by_name.values())
-    return _checked(Study(table.title, arms, baseline, table.margin_points, table.tune))
+    return _checked(Study(table.title, arms, baseline, table.margin_points, table.tune, table.target_percent))
 
 
 def _resolved(arm: Arm, table: _StudyTable, by_name: dict[str, Arm], path: Path, baseline: str) -> Arm:
@@ -221,6 +224,13 @@ def slug(name: str) -> str:
 
 
 def _checked(study: Study) -> Study:
+    if study.target_percent is not None:
+        for arm in study.arms:
+            if not arm.config(0).train.evaluate_every_epochs:
+                raise ConfigError(
+                    f"arm '{arm.name}' is evaluated at its end only, so nobody sees when it reaches "
+                    f"{study.target_percent:g} %; add train.evaluate_every_epochs=1 to set, or leave target_percent out"
+                )
     names = [arm.name for arm in study.arms]
     folders: dict[str, str] = {}
     for arm in study.arms:

@@ -26,6 +26,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from megabatch.comm.exact import Verdict
 from megabatch.data.loader import Ghost
+from megabatch.optim.shampoo import Shampoo
 from megabatch.schedule.batch import Step
 from megabatch.schedule.noise import NoiseSample
 from megabatch.train.audit import Audit
@@ -131,10 +132,12 @@ def train_step(
     losses_and_hits, [gradient_norm, num_not_finite, num_stops, num_asks, *seconds] = _sum_over_ranks(
         components, by_ghost, [norm, ~torch.isfinite(own_norm)], [stop_wanted, ask_wanted, *watch.seconds.values()]
     )
+    is_finite = num_not_finite == 0  # on every rank
     watch.skip()
+    if is_finite and isinstance(optimizer, Shampoo):
+        optimizer.gather_roots()
 
     # From here on ranks no longer talk in this step: it is made on all that got here, and whole on each of them.
-    is_finite = num_not_finite == 0  # on every rank
     if components.exact is not None:
         components.exact.commit()
     if noise_scale is not None:

@@ -79,6 +79,21 @@ def test_one_that_comes_gets_the_optimizer_as_it_lies_in_memory(optimizer: str, 
 
 
 @pytest.mark.slow
+def test_a_worker_lost_with_its_share_of_the_roots_costs_no_bit(tmp_path: Path) -> None:
+    """Roots are computed by all and gathered in every step, so the loss falls into one."""
+    options = "optimizer.shampoo={start_steps=2,every_steps=1,block_size=32}"
+    shampoo = (*SETTINGS, "optimizer.name=shampoo", "optimizer.lr=0.05", options)
+    alone, folder = tmp_path / "alone", tmp_path / "run"
+    finished(start(command(alone, "--workers", "1", overrides=shampoo)), alone)
+    process = start(command(folder, "--workers", "3", "--elastic", overrides=shampoo))
+    wait_for_rows(folder, process, at_least=8)
+    workers_of(process)[1].kill()
+    finished(process, folder)
+    assert weights_of(folder) == weights_of(alone)
+    assert membership_of(folder)[0]["workers"] == 2
+
+
+@pytest.mark.slow
 def test_the_main_rank_and_half_of_the_others_at_once(undisturbed: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = start(command(folder, "--workers", "4", "--elastic", overrides=SETTINGS))

@@ -31,6 +31,10 @@ SMALL_RATE = "optimizer.lr=[{until_epoch=1.0,shape='linear',start=0.002,end=0.02
 EMA = ("model.ema_half_life_epochs=0.5", "norm.exact_batches=4")
 METHODS = {
     "lamb": ("optimizer.name=lamb", SMALL_RATE),
+    "shampoo": (
+        *("optimizer.name=shampoo", "optimizer.nesterov=true", "optimizer.lr=0.05"),
+        "optimizer.shampoo={start_steps=2,every_steps=3,block_size=16}",
+    ),
     "adamw": ("optimizer.name=adamw", SMALL_RATE),
     "nadamw, clipped": ("optimizer.name=nadamw", "optimizer.clip_norm=1", SMALL_RATE),
     "lion of pytorch-optimizer": (
