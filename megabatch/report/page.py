@@ -1,8 +1,8 @@
 """The page: claim, conditions, figures, how to repeat it. One file, no network, same input same bytes.
 
-The scripts are the drawing library's bundle, read from the installed `plotly` package, and two small ones of our own;
-a Content-Security-Policy in the page allows these three by their hashes and nothing else, so that even a mistake in
-escaping could not run a script or load anything.
+Its scripts are three small files in `assets`: figures, the animated grid, the page. A Content-Security-Policy in the
+page allows them by their hashes and nothing else, so that even a mistake in escaping could not run a script or load
+anything.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
-from importlib import resources, util
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +126,7 @@ def html_of(page: Page, runs: Sequence[Run]) -> str:
 
 def whole_file(page: Page, name: str, word: str, kind: str = "", made_by: str = "megabatch report") -> str:
     """The whole file; `word` is the label on top, `kind` its color."""
-    scripts = [_asset("torus.js"), _plotly(), _asset("page.js")]
+    scripts = [_asset(name) for name in ("torus.js", "plot.js", "page.js")]
     allowed = " ".join(script_hash(source) for source in (_THEME, *scripts))
     connect = "'self'" if page.data["live"] else "'none'"
     policy = (
@@ -158,17 +158,6 @@ def whole_file(page: Page, name: str, word: str, kind: str = "", made_by: str = 
 
 def _asset(name: str) -> str:
     return resources.files("megabatch.report").joinpath("assets", name).read_text(encoding="utf-8")
-
-
-def _plotly() -> str:
-    """The drawing library, from the installed package; found without importing it, which would take a second."""
-    spec = util.find_spec("plotly")
-    places = [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
-    for place in places:
-        bundle = place / "package_data" / "plotly.min.js"
-        if bundle.is_file():
-            return bundle.read_text(encoding="utf-8")
-    raise ConfigError("the page needs the drawing library of 'plotly', which is not installed; pip install plotly")
 
 
 def json_for_script(value: Any) -> str:

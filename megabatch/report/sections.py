@@ -165,6 +165,7 @@ def _card(figure: Figure, is_wide: bool) -> str:
     return (
         f'<figure class="card{wide}" id="figure-{key}">'
         f'<div class="head"><h3>{escape(figure.title)}</h3><span class="tags">{tags}</span></div>'
+        f'<div class="legend" id="legend-{key}" role="group" aria-label="Series shown"></div>'
         f'<div class="{plot}" id="plot-{key}" role="img" aria-label="{escape(label)}"></div>'
         f"<figcaption>{escape(figure.caption)}</figcaption>"
         f'<details id="table-{key}"><summary>Values as a table</summary>'
