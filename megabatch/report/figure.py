@@ -137,6 +137,15 @@ class Missing:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A figure that would be a flat line, as a sentence."""
+
+    key: str
+    title: str
+    text: str
+
+
 def seconds_text(seconds: float) -> str:
     """ "38 us", "12.4 ms", "8.30 s", "2 min 25 s", "3 h 04 min"."""
     if seconds < 0:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from megabatch.errors import ConfigError, DataError
-from megabatch.report.figure import Figure, Missing, csv_text
+from megabatch.report.figure import Constant, Figure, Missing, csv_text
 from megabatch.report.page import (
     all_figures,
     build_page,
@@ -166,7 +166,8 @@ def test_mistakes_are_our_errors(tmp_path: Path) -> None:
 
 
 KEYS = [
-    *("accuracy", "loss", "lr", "global_batch_size", "momentum", "images_per_second", "step_split", "ranks"),
+    *("accuracy", "loss", "lr", "global_batch_size", "momentum", "gradient_norm", "images_per_second"),
+    *("step_split", "ranks"),
     *("membership", "all_reduce", "efficiency", "predicted", "noise_scale", "ensemble"),
 ]
 
@@ -178,11 +179,14 @@ def test_every_figure_is_there_or_explained(tmp_path: Path) -> None:
         [read_run(make_hostile_run(tmp_path / "d"))],
     ):
         found = all_figures(runs)
-        assert [one.key for one in found] == KEYS
+        several = ["accuracy_by_time", "accuracy", "accuracy_by_step"]
+        assert [one.key for one in found] == (several + KEYS[1:] if len(runs) > 1 else KEYS)
         for one in found:
             assert one.title
             if isinstance(one, Missing):
                 assert one.why
+            elif isinstance(one, Constant):
+                assert one.text
             else:
                 assert one.caption
                 assert all(series.y for series in one.series)
