@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from megabatch.cli.options import Debug, Set
+from megabatch.cli.options import Debug, Set, examples
 
 app = typer.Typer(no_args_is_help=True, help="Write a ready script or manifest for a cluster; starts nothing.")
 
@@ -32,8 +32,10 @@ MinWorkers = Annotated[int, typer.Option(min=1, help="Elastic: with fewer worker
 
 
 @app.command(
-    epilog="Example: `megabatch launch slurm demo --output runs/a --nodes 4 --workers 8 --gpus 8 --time 02:00:00 "
-    "--file a.sbatch && sbatch a.sbatch`"
+    epilog=examples(
+        "megabatch launch slurm demo --output runs/a --nodes 4 --workers 8 --gpus 8 --time 02:00:00 "
+        "--file a.sbatch && sbatch a.sbatch",
+    )
 )
 def slurm(
     recipe: Recipe,
@@ -86,8 +88,10 @@ def slurm(
 
 
 @app.command(
-    epilog="Example: `megabatch launch kubernetes demo --output /runs/a --image registry/megabatch:1 --claim runs "
-    "--nodes 4 --workers 8 --gpus 8 --file a.json && kubectl apply -f a.json`"
+    epilog=examples(
+        "megabatch launch kubernetes demo --output /runs/a --image registry/megabatch:1 --claim runs "
+        "--nodes 4 --workers 8 --gpus 8 --file a.json && kubectl apply -f a.json",
+    )
 )
 def kubernetes(
     recipe: Recipe,
@@ -149,7 +153,9 @@ def kubernetes(
 
 
 @app.command(
-    epilog="Example: `megabatch launch ssh demo --output /shared/a --host node1 --host node2 --workers 8 --file a.sh`"
+    epilog=examples(
+        "megabatch launch ssh demo --output /shared/a --host node1 --host node2 --workers 8 --file a.sh",
+    )
 )
 def ssh(
     recipe: Recipe,
