@@ -79,7 +79,7 @@ simgrid: setup
 	fi
 
 docs: setup
-	$(BIN)/mkdocs build --strict --quiet && echo "build/site/index.html"
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/mkdocs build --strict --quiet && echo "build/site/index.html"
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
+import megabatch
 from megabatch.__main__ import main
 from megabatch.data import idx
 from megabatch.errors import DataError
@@ -287,3 +288,17 @@ def test_missing_images_are_one_line_from_a_worker_too(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
     assert "not/there does not exist" in done.stderr
     assert os.listdir(tmp_path) == []
+
+
+def test_the_version_is_said(command: Command) -> None:
+    assert command("--version") == (0, f"megabatch {megabatch.__version__}\n", "")
+
+
+def test_every_example_of_the_help_is_a_command_that_exists_on_lines_of_its_own(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = command("train", "--help").out
+    assert max(map(len, shown.splitlines())) <= 80
+    found = [line.strip(" \u2022") for line in shown.splitlines() if "megabatch train demo" in line]
+    assert "megabatch train demo --workers 2" in found

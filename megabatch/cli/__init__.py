@@ -5,8 +5,11 @@ A verb parses, calls and prints; no logic. Everything heavy is imported by the v
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+import megabatch
 from megabatch.cli import (
     bench,
     data,
@@ -22,6 +25,7 @@ from megabatch.cli import (
     tune,
     verify,
 )
+from megabatch.cli.options import examples
 
 __all__ = ["app"]
 
@@ -32,7 +36,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     help="Train image classifiers with extremely large minibatches on many workers.",
-    epilog="Example: `megabatch train demo --workers 4 --grid 2x2`",
+    epilog=examples(
+        "megabatch train demo --workers 4 --grid 2x2",
+    ),
 )
 for verbs in (
     train.app,
@@ -49,3 +55,18 @@ for verbs in (
     app.add_typer(verbs)
 for name, group in (("data", data.app), ("bench", bench.app), ("launch", launch.app)):
     app.add_typer(group, name=name)
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        print(f"megabatch {megabatch.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say the version and end.")
+    ] = False,
+) -> None:
+    """Options before the verb."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
-from megabatch.cli.options import Debug, Json, Recipe, Set
+from megabatch.cli.options import Debug, Json, Recipe, Set, examples
 
 if TYPE_CHECKING:
     from megabatch.bench.step import StepBenchRequest
@@ -19,8 +19,10 @@ app = typer.Typer(no_args_is_help=True, help="Measure the machines at hand.")
 
 @app.command(
     "allreduce",
-    epilog="Examples: `megabatch bench allreduce --workers 4 --grid 2x2` - "
-    "`torchrun --nnodes 4 --nproc-per-node 4 ... -m megabatch bench allreduce --output calibration.json`",
+    epilog=examples(
+        "megabatch bench allreduce --workers 4 --grid 2x2",
+        "torchrun --nnodes 4 --nproc-per-node 4 ... -m megabatch bench allreduce --output calibration.json",
+    ),
 )
 def bench_allreduce(
     sizes: Annotated[str, typer.Option(help="Message sizes, separated by commas.")] = "1KB,100KB,1MB,10MB",
@@ -41,8 +43,10 @@ def bench_allreduce(
 
 @app.command(
     "step",
-    epilog="Examples: `megabatch bench step demo --output step.json` - "
-    "`megabatch bench step demo --workers 4 --batches 32,64,128 --output step.json`",
+    epilog=examples(
+        "megabatch bench step demo --output step.json",
+        "megabatch bench step demo --workers 4 --batches 32,64,128 --output step.json",
+    ),
 )
 def bench_step(
     recipe: Recipe,
@@ -87,7 +91,10 @@ def _tell_steps(request: StepBenchRequest, result: dict[str, Any]) -> None:
 
 @app.command(
     "optimizer",
-    epilog="Examples: `megabatch bench optimizer` - `megabatch bench optimizer --model resnet20 --threads 2`",
+    epilog=examples(
+        "megabatch bench optimizer",
+        "megabatch bench optimizer --model resnet20 --threads 2",
+    ),
 )
 def bench_optimizer(
     model: Annotated[str, typer.Option(help="A network whose parameters are stepped.")] = "resnet50",
@@ -105,8 +112,11 @@ def bench_optimizer(
 
 @app.command(
     "data",
-    epilog="Examples: `megabatch bench data shards` - `megabatch bench data shards --need 20000 --decoder opencv` - "
-    "`megabatch bench data --image-size 32 --crop pad` (generated images)",
+    epilog=examples(
+        "megabatch bench data shards",
+        "megabatch bench data shards --need 20000 --decoder opencv",
+        "megabatch bench data --image-size 32 --crop pad  # generated images",
+    ),
 )
 def bench_data(
     path: Annotated[Path | None, typer.Argument(help="The set to read; generated images when left out.")] = None,

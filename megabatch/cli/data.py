@@ -10,7 +10,7 @@ from typing import Annotated, Any, cast, get_args
 
 import typer
 
-from megabatch.cli.options import Debug, Json
+from megabatch.cli.options import Debug, Json, examples
 
 SHOWN_BROKEN = 20
 MOST_JOBS = 32
@@ -24,7 +24,12 @@ Jobs = Annotated[int, typer.Option(min=0, help="Threads; 0: one for each core.")
 Splits = Annotated[str, typer.Option(help="train or val; all by default.")]
 
 
-@app.command("get", epilog="Example: `megabatch data get fashion-mnist`")
+@app.command(
+    "get",
+    epilog=examples(
+        "megabatch data get fashion-mnist",
+    ),
+)
 def data_get(
     name: Annotated[str, typer.Argument(help="fashion-mnist")],
     debug: Debug = False,
@@ -41,9 +46,11 @@ def data_get(
 
 @app.command(
     "pack",
-    epilog="Examples: `megabatch data pack imagenet shards` - "
-    "`megabatch data pack imagenet small --resize 256 --quality 90` - "
-    "`megabatch data pack imagenet pixels --to raw --resize 256`",
+    epilog=examples(
+        "megabatch data pack imagenet shards",
+        "megabatch data pack imagenet small --resize 256 --quality 90",
+        "megabatch data pack imagenet pixels --to raw --resize 256",
+    ),
 )
 def data_pack(
     path: Annotated[Path, typer.Argument(help="The set to pack: a folder of class folders, shards, ...")],
@@ -85,7 +92,10 @@ def data_pack(
 
 @app.command(
     "verify",
-    epilog="Examples: `megabatch data verify shards` - `megabatch data verify shards --checksums`",
+    epilog=examples(
+        "megabatch data verify shards",
+        "megabatch data verify shards --checksums",
+    ),
 )
 def data_verify(
     path: Annotated[Path, typer.Argument(help="The set to look through.")],

@@ -7,12 +7,17 @@ import os
 
 import typer
 
-from megabatch.cli.options import Debug, Json
+from megabatch.cli.options import Debug, Json, examples
 
 app = typer.Typer()
 
 
-@app.command(epilog="Examples: `megabatch doctor` - `torchrun --nproc-per-node 4 -m megabatch doctor`")
+@app.command(
+    epilog=examples(
+        "megabatch doctor",
+        "torchrun --nproc-per-node 4 -m megabatch doctor",
+    )
+)
 def doctor(debug: Debug = False, as_json: Json = False) -> None:
     """What this machine and this allocation can do.
 

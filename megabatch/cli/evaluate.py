@@ -8,13 +8,16 @@ from typing import Annotated
 
 import typer
 
-from megabatch.cli.options import Debug, Json
+from megabatch.cli.options import Debug, Json, examples
 
 app = typer.Typer()
 
 
 @app.command(
-    epilog="Examples: `megabatch evaluate runs/demo-20260101-120000` - `megabatch evaluate runs/mine --ensemble --json`"
+    epilog=examples(
+        "megabatch evaluate runs/demo-20260101-120000",
+        "megabatch evaluate runs/mine --ensemble --json",
+    )
 )
 def evaluate(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from megabatch.cli.options import Debug, Set
+from megabatch.cli.options import Debug, Set, examples
 
 app = typer.Typer(no_args_is_help=True, help="Write a ready script or manifest for a cluster; starts nothing.")
 
@@ -16,7 +16,7 @@ Output = Annotated[str, typer.Option(help="The run folder, on a disk that all ma
 Nodes = Annotated[int, typer.Option(min=1, help="Machines.")]
 Workers = Annotated[int, typer.Option(min=1, help="Workers on each machine; one per GPU.")]
 Gpus = Annotated[int, typer.Option(min=0, help="GPUs of each machine; 0: compute on cores.")]
-Cores = Annotated[int, typer.Option(min=0, help="Cores per worker; 0: as the scheduler has it.")]
+Cores = Annotated[int, typer.Option(min=0, help="Cores per worker; 0: four with a GPU, else one.")]
 Name = Annotated[str, typer.Option(help="Name of the job.")]
 Data = Annotated[str, typer.Option(help="Where the images are, on the machines.")]
 Grid = Annotated[str, typer.Option(help="Rows x columns of workers.")]
@@ -32,8 +32,10 @@ MinWorkers = Annotated[int, typer.Option(min=1, help="Elastic: with fewer worker
 
 
 @app.command(
-    epilog="Example: `megabatch launch slurm demo --output runs/a --nodes 4 --workers 8 --gpus 8 --time 02:00:00 "
-    "--file a.sbatch && sbatch a.sbatch`"
+    epilog=examples(
+        "megabatch launch slurm demo --output runs/a --nodes 4 --workers 8 --gpus 8 --time 02:00:00 "
+        "--file a.sbatch && sbatch a.sbatch",
+    )
 )
 def slurm(
     recipe: Recipe,
@@ -52,6 +54,13 @@ def slurm(
     time: Annotated[str, typer.Option(help="Time limit, for example 02:00:00.")] = "",
     partition: Annotated[str, typer.Option(help="Partition.")] = "",
     account: Annotated[str, typer.Option(help="Account.")] = "",
+    mail: Annotated[str, typer.Option(help="Address that is told of the end, a failure, a requeue.")] = "",
+    setup: Annotated[
+        str, typer.Option(metavar="FILE", help="Shell file with modules and environments, sourced first.")
+    ] = "",
+    container: Annotated[
+        str, typer.Option(metavar="IMAGE", help="Run inside this image (srun --container-image, the pyxis plugin).")
+    ] = "",
     sbatch: Annotated[
         list[str] | None, typer.Option(help="A further option, for example --sbatch=--exclusive.")
     ] = None,
@@ -61,7 +70,7 @@ def slurm(
     debug: Debug = False,
 ) -> None:
     """A batch script: health check, torchrun on every node, checkpoint and requeue on signal or preemption."""
-    from megabatch.launch.script import LaunchRequest, hand_over, slurm_script
+    from megabatch.launch.script import LaunchRequest, Site, hand_over, slurm_script
 
     overrides = tuple(set_ or ())
     request = LaunchRequest(
@@ -82,12 +91,15 @@ def slurm(
         elastic,
         min_workers,
     )
-    hand_over(slurm_script(request, partition, account, tuple(sbatch or ())), file)
+    site = Site(partition, account, mail, setup, container, tuple(sbatch or ()))
+    hand_over(slurm_script(request, site), file)
 
 
 @app.command(
-    epilog="Example: `megabatch launch kubernetes demo --output /runs/a --image registry/megabatch:1 --claim runs "
-    "--nodes 4 --workers 8 --gpus 8 --file a.json && kubectl apply -f a.json`"
+    epilog=examples(
+        "megabatch launch kubernetes demo --output /runs/a --image registry/megabatch:1 --claim runs "
+        "--nodes 4 --workers 8 --gpus 8 --file a.json && kubectl apply -f a.json",
+    )
 )
 def kubernetes(
     recipe: Recipe,
@@ -107,6 +119,9 @@ def kubernetes(
     set_: Set = None,
     grace: Grace = 120,
     python: Python = "python",
+    memory: Annotated[
+        str, typer.Option(help="Memory of each pod, for example 64Gi; by default 4Gi a worker, 16Gi with a GPU.")
+    ] = "",
     containerfile: Annotated[Path | None, typer.Option(help="Also write a container file here.")] = None,
     elastic: Elastic = False,
     min_workers: MinWorkers = 1,
@@ -140,16 +155,18 @@ def kubernetes(
     if elastic:
         if file is None:
             raise ConfigError("--elastic writes the token of the run beside the manifest; add --file MANIFEST.json")
-        hand_over(elastic_manifest(request, image, claim, mount, namespace), file)
+        hand_over(elastic_manifest(request, image, claim, mount, namespace, memory), file)
         write_secret(request, file.with_suffix(".secret.json"), namespace)
     else:
-        hand_over(kubernetes_manifest(request, image, claim, mount, kind, namespace), file)
+        hand_over(kubernetes_manifest(request, image, claim, mount, kind, namespace, memory), file)
     if containerfile is not None:
         hand_over(container_file(cuda=gpus > 0), containerfile)
 
 
 @app.command(
-    epilog="Example: `megabatch launch ssh demo --output /shared/a --host node1 --host node2 --workers 8 --file a.sh`"
+    epilog=examples(
+        "megabatch launch ssh demo --output /shared/a --host node1 --host node2 --workers 8 --file a.sh",
+    )
 )
 def ssh(
     recipe: Recipe,

@@ -8,10 +8,16 @@ from typing import Annotated
 
 import typer
 
+from megabatch.cli.options import examples
+
 app = typer.Typer()
 
 
-@app.command(epilog="Example: `megabatch lighthouse --bind 10.0.0.5:29510 --min-workers 8`")
+@app.command(
+    epilog=examples(
+        "megabatch lighthouse --bind 10.0.0.5:29510 --min-workers 8",
+    )
+)
 def lighthouse(
     bind: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Address to listen on: one that the run's workers reach.")

@@ -18,3 +18,8 @@ def changes(set_: list[str] | None, data: Path | None) -> tuple[str, ...]:
     """What --set and --data change in a recipe, as overrides."""
     of_data = [f"data.path={json.dumps(str(data.absolute()), ensure_ascii=False)}"] if data else []
     return (*(set_ or ()), *of_data)
+
+
+def examples(*commands: str) -> str:
+    """The end of a verb's help: each example on lines of its own."""
+    return "Examples:\n\n" + "\n\n".join(f"- `{command}`" for command in commands)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from megabatch.cli.options import Debug, Json
+from megabatch.cli.options import Debug, Json, examples
 from megabatch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,12 +18,15 @@ app = typer.Typer()
 
 
 @app.command(
-    epilog="Examples: `megabatch plan mikami2018 --cluster abci --workers 1024` - "
-    "`megabatch plan mikami2018 --cluster dgx-a100 --workers 64..4096 --target 75.9 --deadline 10min` - "
-    "`megabatch plan mikami2018 --cluster dgx-a100 --calibrate rows.csv --family nvidia:dgxa100 "
-    '--stack "2.0 mxnet closed"` - '
-    "`megabatch plan demo --cluster this-machine --calibrate step.json --calibrate links.json --workers 4` - "
-    "`megabatch plan --validate rows.csv` - `megabatch plan --compare runs/mine`"
+    epilog=examples(
+        "megabatch plan mikami2018 --cluster abci --workers 1024",
+        "megabatch plan mikami2018 --cluster dgx-a100 --workers 64..4096 --target 75.9 --deadline 10min",
+        "megabatch plan mikami2018 --cluster dgx-a100 --calibrate rows.csv "
+        '--family nvidia:dgxa100 --stack "2.0 mxnet closed"',
+        "megabatch plan demo --cluster this-machine --calibrate step.json --calibrate links.json --workers 4",
+        "megabatch plan --validate rows.csv",
+        "megabatch plan --compare runs/mine",
+    )
 )
 def plan(
     ctx: typer.Context,

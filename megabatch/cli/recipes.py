@@ -6,12 +6,16 @@ from typing import Annotated
 
 import typer
 
-from megabatch.cli.options import Debug
+from megabatch.cli.options import Debug, examples
 
 app = typer.Typer()
 
 
-@app.command(epilog="Example: `megabatch recipes demo`")
+@app.command(
+    epilog=examples(
+        "megabatch recipes demo",
+    )
+)
 def recipes(
     name: Annotated[str | None, typer.Argument(help="Show this one, with its sources and unknowns.")] = None,
     debug: Debug = False,

@@ -7,14 +7,18 @@ from typing import Annotated
 
 import typer
 
-from megabatch.cli.options import Debug
+from megabatch.cli.options import Debug, examples
 
 app = typer.Typer()
 
 
 @app.command(
-    epilog="Examples: `megabatch report runs/a` - `megabatch report runs/a runs/b --output comparison.html` - "
-    "`megabatch report runs/a --figures figures/ --network calibration.json` - `megabatch report --live runs/a`"
+    epilog=examples(
+        "megabatch report runs/a",
+        "megabatch report runs/a runs/b --output comparison.html",
+        "megabatch report runs/a --figures figures/ --network calibration.json",
+        "megabatch report --live runs/a",
+    )
 )
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders; several are compared.")],

@@ -7,15 +7,17 @@ from typing import Annotated
 
 import typer
 
-from megabatch.cli.options import Debug, Json, changes
+from megabatch.cli.options import Debug, Json, changes, examples
 
 app = typer.Typer()
 
 
 @app.command(
-    epilog="Examples: `megabatch study demo --vary train.global_batch_size=256,1024,4096 --seeds 3` - "
-    "`megabatch study demo --vary model.width=8,16 --vary norm.momentum=0.1,1.0 --jobs 2 --output runs/norms` - "
-    "`megabatch study studies/large_batch.toml --jobs 2`"
+    epilog=examples(
+        "megabatch study demo --vary train.global_batch_size=256,1024,4096 --seeds 3",
+        "megabatch study demo --vary model.width=8,16 --vary norm.momentum=0.1,1.0 --jobs 2 --output runs/norms",
+        "megabatch study studies/large_batch.toml --jobs 2",
+    )
 )
 def study(
     target: Annotated[str, typer.Argument(help="A recipe to vary, or a study file (TOML with [[arm]] tables).")],

@@ -9,18 +9,20 @@ from typing import Annotated
 
 import typer
 
-from megabatch.cli.options import Debug, Recipe, Set, changes
+from megabatch.cli.options import Debug, Recipe, Set, changes, examples
 
 app = typer.Typer()
 
 
 @app.command(
-    epilog="Examples: `megabatch train demo --workers 2` - "
-    "`megabatch train demo --set train.epochs=1 --set data.source=generated` - "
-    "`megabatch train demo --output runs/a --resume` - "
-    "`megabatch train mikami2018 --scale fashion-mnist --epochs 30 --set optimizer.lr_factor=0.5` - "
-    "`megabatch train demo --plan plan.json` - "
-    "`torchrun --nproc-per-node 4 -m megabatch train demo`"
+    epilog=examples(
+        "megabatch train demo --workers 2",
+        "megabatch train demo --set train.epochs=1 --set data.source=generated",
+        "megabatch train demo --output runs/a --resume",
+        "megabatch train mikami2018 --scale fashion-mnist --epochs 30 --set optimizer.lr_factor=0.5",
+        "megabatch train demo --plan plan.json",
+        "torchrun --nproc-per-node 4 -m megabatch train demo",
+    )
 )
 def train(
     recipe: Recipe,

@@ -7,16 +7,18 @@ from typing import Annotated
 
 import typer
 
-from megabatch.cli.options import Debug, Json, Recipe, Set, changes
+from megabatch.cli.options import Debug, Json, Recipe, Set, changes, examples
 
 app = typer.Typer()
 
 
 @app.command(
-    epilog="Examples: `megabatch tune demo --trials 24 --jobs 2` - "
-    "`megabatch tune demo --budget 2h --epochs 4 --output runs/tune` - "
-    "`megabatch tune mikami2018 --scale cifar10 --data images --trials 16 --search optimizer.lr_factor=0.1:10:log` - "
-    "`megabatch train runs/tune/best.toml`"
+    epilog=examples(
+        "megabatch tune demo --trials 24 --jobs 2",
+        "megabatch tune demo --budget 2h --epochs 4 --output runs/tune",
+        "megabatch tune mikami2018 --scale cifar10 --data images --trials 16 --search optimizer.lr_factor=0.1:10:log",
+        "megabatch train runs/tune/best.toml",
+    )
 )
 def tune(
     recipe: Recipe,

@@ -8,14 +8,18 @@ from typing import Annotated
 
 import typer
 
-from megabatch.cli.options import Debug, Set, changes
+from megabatch.cli.options import Debug, Set, changes, examples
 
 app = typer.Typer()
 
 
 @app.command(
-    epilog="Examples: `megabatch verify runs/mine` - `megabatch verify runs/mine --steps 40:60 --workers 2` - "
-    "`megabatch verify runs/mine --steps 0:100` - `torchrun --nproc-per-node 4 -m megabatch verify runs/mine`"
+    epilog=examples(
+        "megabatch verify runs/mine",
+        "megabatch verify runs/mine --steps 40:60 --workers 2",
+        "megabatch verify runs/mine --steps 0:100",
+        "torchrun --nproc-per-node 4 -m megabatch verify runs/mine",
+    )
 )
 def verify(
     run: Annotated[Path, typer.Argument(help="The folder of a run; it is only read.")],

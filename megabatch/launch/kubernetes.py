@@ -27,19 +27,28 @@ KINDS = {
 
 
 def kubernetes_manifest(
-    request: LaunchRequest, image: str, claim: str, mount: str = "/runs", kind: str = "pytorchjob", namespace: str = ""
+    request: LaunchRequest,
+    image: str,
+    claim: str,
+    mount: str = "/runs",
+    kind: str = "pytorchjob",
+    namespace: str = "",
+    memory: str = "",
 ) -> str:
     """The manifest; `claim` is the PersistentVolumeClaim that holds run folders and images, mounted at `mount`."""
     if kind not in KINDS:
         raise ConfigError(f"--kind '{kind}'; give {' or '.join(KINDS)}{nearest(kind, KINDS)}")
     _check_names(request, claim, mount)
     metadata = {"name": request.name} | ({"namespace": namespace} if namespace else {})
-    spec = _trainjob(request, image, claim, mount) if kind == "trainjob" else _pytorchjob(request, image, claim, mount)
+    make = _trainjob if kind == "trainjob" else _pytorchjob
+    spec = make(request, image, claim, mount, _resources(request, memory))
     api, name = KINDS[kind]
     return json.dumps({"apiVersion": api, "kind": name, "metadata": metadata, "spec": spec}, indent=2) + "\n"
 
 
-def elastic_manifest(request: LaunchRequest, image: str, claim: str, mount: str = "/runs", namespace: str = "") -> str:
+def elastic_manifest(
+    request: LaunchRequest, image: str, claim: str, mount: str = "/runs", namespace: str = "", memory: str = ""
+) -> str:
     """Lighthouse and workers of an elastic run. Exit code 2 is a mistake of the user: it ends the job."""
     _check_names(request, claim, mount)
     name, port = f"{request.name}-lighthouse", 29510
@@ -48,13 +57,19 @@ def elastic_manifest(request: LaunchRequest, image: str, claim: str, mount: str 
     address = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     serve = ["lighthouse", "--bind", f"$(POD_IP):{port}", "--min-workers", str(request.min_workers)]
     module = [request.python, "-m", "megabatch"]
-    lighthouse = {"name": "lighthouse", "image": image, "command": [*module, *serve], "env": [address]}
+    lighthouse = {
+        "name": "lighthouse",
+        "image": image,
+        "command": [*module, *serve],
+        "env": [address],
+        "resources": {"requests": {"cpu": "1", "memory": "512Mi"}},
+    }
     worker = {
         "name": "worker",
         "image": image,
         "command": [*module, *request.elastic_words(), f"{name}:{port}"],
         "env": [{"name": "MEGABATCH_TOKEN_FILE", "value": "/token/token"}],
-        "resources": _resources(request),
+        "resources": _resources(request, memory),
         "volumeMounts": [*_mounts(mount), {"name": "token", "mountPath": "/token", "readOnly": True}],
     }
     token = {"name": "token", "secret": {"secretName": f"{request.name}-token"}}
@@ -123,13 +138,15 @@ def _command(request: LaunchRequest) -> list[str]:
     return [request.python, *request.torchrun_words(), "-m", "megabatch", *request.train_words()]
 
 
-def _resources(request: LaunchRequest) -> dict[str, Any]:
-    limits: dict[str, Any] = {}
+def _resources(request: LaunchRequest, memory: str) -> dict[str, Any]:
+    """Cores and memory are always asked for: a pod that asks for nothing is the first to be evicted."""
+    memory = memory or f"{(16 if request.gpus_per_node else 4) * request.workers_per_node}Gi"
+    if not re.fullmatch(r"[1-9][0-9]{0,6}(Mi|Gi|Ti)", memory):
+        raise ConfigError(f"--memory '{memory}' is no size; give a number and Mi, Gi or Ti, for example 64Gi")
+    limits: dict[str, Any] = {"memory": memory}
     if request.gpus_per_node:
         limits["nvidia.com/gpu"] = request.gpus_per_node
-    if request.cores_per_worker:
-        limits["cpu"] = str(request.cores_per_worker * request.workers_per_node)
-    return {"limits": limits} if limits else {}
+    return {"requests": {"cpu": str(request.cores_per_node), "memory": memory}, "limits": limits}
 
 
 def _volumes(claim: str) -> list[dict[str, Any]]:
@@ -144,12 +161,14 @@ def _mounts(mount: str) -> list[dict[str, Any]]:
     return [{"name": "shared", "mountPath": mount}, {"name": "shm", "mountPath": "/dev/shm"}]
 
 
-def _pytorchjob(request: LaunchRequest, image: str, claim: str, mount: str) -> dict[str, Any]:
+def _pytorchjob(
+    request: LaunchRequest, image: str, claim: str, mount: str, resources: dict[str, Any]
+) -> dict[str, Any]:
     container = {
         "name": "pytorch",  # the operator looks for this name
         "image": image,
         "command": _command(request),
-        "resources": _resources(request),
+        "resources": resources,
         "volumeMounts": _mounts(mount),
     }
     replica = {
@@ -175,7 +194,7 @@ def _pytorchjob(request: LaunchRequest, image: str, claim: str, mount: str) -> d
     }
 
 
-def _trainjob(request: LaunchRequest, image: str, claim: str, mount: str) -> dict[str, Any]:
+def _trainjob(request: LaunchRequest, image: str, claim: str, mount: str, resources: dict[str, Any]) -> dict[str, Any]:
     return {
         "runtimeRef": {"name": "torch-distributed"},
         "trainer": {
@@ -183,7 +202,7 @@ def _trainjob(request: LaunchRequest, image: str, claim: str, mount: str) -> dic
             "command": _command(request),
             "numNodes": request.nodes,
             "numProcPerNode": request.workers_per_node,
-            "resourcesPerNode": _resources(request),
+            "resourcesPerNode": resources,
         },
         "podTemplateOverrides": [
             {

@@ -49,7 +49,7 @@ class LaunchRequest:
     overrides: tuple[str, ...] = ()
     grid: str = ""
     gpus_per_node: int = 0
-    cores_per_worker: int = 0  # 0: leave it to the scheduler
+    cores_per_worker: int = 0  # 0: four for a worker with a GPU, which must be fed; else one
     time_limit: str = ""
     grace_seconds: int = 120
     python: str = "python"
@@ -70,13 +70,23 @@ class LaunchRequest:
         # What cannot work is told here, not hours later on the cluster. A file that only the cluster has, given by an
         # absolute path, cannot be checked.
         if not (self.recipe.endswith(".toml") and self.recipe.startswith("/") and not Path(self.recipe).exists()):
-            comm = load_config(self.recipe, list(self.overrides)).comm
+            config = load_config(self.recipe, list(self.overrides))
+            comm, source = config.comm, config.data.source
+            if source not in ("generated", "fashion-mnist") and not (self.data or config.data.path):
+                raise ConfigError(
+                    f"recipe '{self.recipe}' trains on images of kind '{source}' and no place is given; "
+                    "add --data PATH, as the machines see it"
+                )
             if self.elastic and (comm.sums != "exact" or comm.backend == "nccl"):
                 raise ConfigError("elastic runs need comm.sums=exact and Gloo; set them so, or leave --elastic out")
         if self.elastic and self.gpus_per_node:
             raise ConfigError(f"{self.gpus_per_node} GPUs and --elastic; elastic runs compute on cores: leave one out")
         if self.grid:
             parse_grid(self.grid).check_fits(self.nodes * self.workers_per_node)
+
+    @property
+    def cores_per_node(self) -> int:
+        return (self.cores_per_worker or (4 if self.gpus_per_node else 1)) * self.workers_per_node
 
     def torchrun_words(self) -> list[str]:
         """torchrun on one machine: it hands the signals on and waits for its workers' checkpoint."""
@@ -113,25 +123,54 @@ def plain(text: str, what: str) -> str:
     return text
 
 
-def slurm_script(request: LaunchRequest, partition: str = "", account: str = "", extra: tuple[str, ...] = ()) -> str:
-    """The text of an sbatch file; `extra` are further #SBATCH options as they are typed."""
-    cores = request.cores_per_worker * request.workers_per_node
-    log = f"{PurePosixPath(request.output).parent}/{request.name}-%j.log"
+@dataclass(frozen=True)
+class Site:
+    """What a Slurm site wants to know. setup: a shell file of modules and environments, sourced before anything runs.
+
+    container: an image for `srun --container-image`, which sites with the pyxis plugin have.
+    """
+
+    partition: str = ""
+    account: str = ""
+    mail: str = ""
+    setup: str = ""
+    container: str = ""
+    extra: tuple[str, ...] = ()  # further #SBATCH options as they are typed
+
+    def directives(self) -> list[str]:
+        named = {"partition": self.partition, "account": self.account, "mail-user": self.mail}
+        found = [f"--{name}={plain(value, name)}" for name, value in named.items() if value]
+        return found + (["--mail-type=END,FAIL,REQUEUE"] if self.mail else [])
+
+    def srun_words(self, request: LaunchRequest) -> list[str]:
+        if not self.container:
+            return []
+        places = dict.fromkeys([str(PurePosixPath(request.output).parent), *([request.data] if request.data else [])])
+        if not all(place.startswith("/") for place in places):
+            raise ConfigError(
+                f"--container needs absolute paths, given {', '.join(places)}; give --output and --data from /"
+            )
+        mounts = ",".join(f"{place}:{place}" for place in places)
+        return [f"--container-image={plain(self.container, '--container')}", f"--container-mounts={mounts}"]
+
+
+def slurm_script(request: LaunchRequest, site: Site | None = None) -> str:
+    """The text of an sbatch file."""
+    site = site or Site()
     options = [
         f"--job-name={request.name}",
         f"--nodes={request.nodes}",
         "--ntasks-per-node=1",
-        *([f"--cpus-per-task={cores}"] if cores else []),
+        f"--cpus-per-task={request.cores_per_node}",
         *([f"--gpus-per-node={request.gpus_per_node}"] if request.gpus_per_node else []),
-        *([f"--partition={plain(partition, 'partition')}"] if partition else []),
-        *([f"--account={plain(account, 'account')}"] if account else []),
+        *site.directives(),
         *([f"--time={plain(request.time_limit, 'time limit')}"] if request.time_limit else []),
         f"--signal=B:USR1@{request.grace_seconds}",
         "--requeue",
         *(["--no-kill"] if request.elastic else []),
         "--open-mode=append",
-        f"--output={plain(log, 'log file')}",
-        *(plain(option, "--sbatch option") for option in extra),
+        f"--output={request.name}-%j.log",  # where sbatch is typed: a folder that exists, or Slurm drops the job
+        *(plain(option, "--sbatch option") for option in site.extra),
     ]
     directives = "\n".join(f"#SBATCH {option}" for option in options)
     if request.elastic:
@@ -142,7 +181,14 @@ def slurm_script(request: LaunchRequest, partition: str = "", account: str = "",
         start = _SLURM_TORCHRUN.format(
             torchrun=" ".join(request.torchrun_words()), health=health, train=_train(request)
         )
-    return _SLURM.format(directives=directives, python=word(request.python), output=word(request.output), start=start)
+    return _SLURM.format(
+        directives=directives,
+        setup=f"set +u\nsource {word(site.setup)}\nset -u\n" if site.setup else "",
+        python=word(request.python),
+        output=word(request.output),
+        srun="".join(f" {word(one)}" for one in site.srun_words(request)),
+        start=start,
+    )
 
 
 def ssh_script(request: LaunchRequest, hosts: tuple[str, ...], port: int = 29500, directory: str = "") -> str:
@@ -203,7 +249,7 @@ def _train(request: LaunchRequest) -> str:
 
 _SLURM_HEALTH_CHECK = """
 # A slow link or a missing rank is found in seconds here, in hours later. It stops the job.
-srun --kill-on-bad-exit=1 "${torchrun[@]}" --rdzv-id "$SLURM_JOB_ID-$attempt-doctor" \\
+"${srun[@]}" --kill-on-bad-exit=1 "${torchrun[@]}" --rdzv-id "$SLURM_JOB_ID-$attempt-doctor" \\
   --rdzv-endpoint "$head:$port" -m megabatch doctor
 """
 
@@ -221,8 +267,8 @@ torchrun=("$python" {torchrun}
   --nnodes "$SLURM_NNODES" --max-restarts 3 --rdzv-backend c10d)
 echo "job $SLURM_JOB_ID, attempt $attempt, $SLURM_NNODES nodes, first $head, run folder $run"
 {health}
-srun --kill-on-bad-exit=1 "${{torchrun[@]}}" --rdzv-id "$SLURM_JOB_ID-$attempt" --rdzv-endpoint "$head:$((port + 1))" \\
-  -m megabatch {train} &"""
+"${{srun[@]}}" --kill-on-bad-exit=1 "${{torchrun[@]}}" --rdzv-id "$SLURM_JOB_ID-$attempt" \\
+  --rdzv-endpoint "$head:$((port + 1))" -m megabatch {train} &"""
 
 _SLURM_ELASTIC = """# Whoever has the token may join the run.
 export MEGABATCH_TOKEN_FILE="$run.token"
@@ -234,15 +280,17 @@ lighthouse=$!
 trap 'kill "$lighthouse" 2>/dev/null || true' EXIT
 
 # A node that is lost does not end the others; they finish its steps.
-srun --no-kill --kill-on-bad-exit=0 --wait=0 "$python" -m megabatch {train} "$address:$port" &"""
+"${{srun[@]}}" --no-kill --kill-on-bad-exit=0 --wait=0 "$python" -m megabatch {train} "$address:$port" &"""
 
 _SLURM = """#!/bin/bash
 {directives}
 # Written by `megabatch launch slurm`. Submit with: sbatch THIS_FILE
 set -euo pipefail
-
+{setup}
 python={python}
 run={output}
+# A step does not take the job's cores over by itself.
+srun=(srun --cpus-per-task="$SLURM_CPUS_PER_TASK"{srun})
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 port=$((20000 + SLURM_JOB_ID % 20000))
 attempt=${{SLURM_RESTART_COUNT:-0}}

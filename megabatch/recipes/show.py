@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from rich.console import Console
 from rich.table import Table
 
@@ -14,19 +16,30 @@ _LABEL = 11
 
 
 def print_recipes(console: Console | None = None) -> None:
-    """One row per recipe: what it claims, and on which hardware."""
+    """One line per recipe, within 80 columns: what it does and claims; the whole texts are in `recipes NAME`."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("recipe", no_wrap=True)
-    table.add_column("global batch")
-    table.add_column("epochs", justify="right")
-    for column in ("time", "accuracy", "hardware"):
-        table.add_column(column, overflow="fold")
+    for column in ("global batch", "epochs", "workers", "time", "top-1"):
+        table.add_column(column, justify="right", no_wrap=True)
     for name in recipe_names():
         config = load_config(name)
-        reference = config.reference
-        batch = " -> ".join(f"{total:,}" for total in parse_stages(config.train.global_batch_size).global_batch_sizes)
-        table.add_row(name, batch, f"{config.train.epochs:.4g}", reference.time, reference.accuracy, reference.hardware)
-    (console or Console()).print(table)
+        reference, totals = config.reference, parse_stages(config.train.global_batch_size).global_batch_sizes
+        batch = f"{totals[0]:,}" + (f" -> {totals[-1]:,}" if len(totals) > 1 else "")
+        workers = f"{reference.workers:,}" if reference.workers else "-"
+        time, top1 = _first(_TIME, reference.time), _first(_PERCENT, reference.accuracy)
+        table.add_row(name, batch, f"{config.train.epochs:.4g}", workers, time, top1)
+    console = console or Console()
+    console.print(table)
+    console.print("`megabatch recipes NAME` shows paper, hardware, sources, unknowns and settings.", markup=False)
+
+
+_TIME = r"(?<![\d.,])\d[\d.]* ?(?:s|seconds?|min|minutes?|hours?|days?)\b"
+_PERCENT = r"\d\d[\d.]* ?%"  # "within 1 % of ..." is no accuracy
+
+
+def _first(pattern: str, text: str) -> str:
+    found = re.search(pattern, text)
+    return found[0] if found else "-"
 
 
 def print_recipe(name: str, console: Console | None = None) -> None:

@@ -82,7 +82,8 @@ def tiles(run: Run) -> list[Tile]:
         )
         time, hardware = (text(setting(run, f"reference.{name}")) for name in ("time", "hardware"))
         reference = f"{time} on {hardware}" if time and hardware else time
-        found.append(Tile("Training time", seconds_text(seconds), ", ".join(detail), reference))
+        reached = is_in_time(seconds, time) if run.is_finished and _has_reference_workers(run) else None
+        found.append(Tile("Training time", seconds_text(seconds), ", ".join(detail), reference, reached))
     speed = run.metrics.quantiles("images_per_second")
     if speed and speed.middle:
         detail = [f"median of {speed.n:,} steps"]
@@ -97,6 +98,39 @@ def is_reached(top1: float, reference: str) -> bool | None:
     return None if match is None else 100 * top1 >= float(match[1])
 
 
+_UNITS = {"s": 1.0, "second": 1.0, "minute": 60.0, "min": 60.0, "hour": 3600.0, "h": 3600.0, "day": 86400.0}
+
+
+def is_in_time(seconds: float, reference: str) -> bool | None:
+    """Whether a time is not above the first time of a reference; None when it names none ("2,512 steps")."""
+    match = re.search(r"(?<![\d.,])(\d{1,9}(?:\.\d{1,6})?) ?(second|minute|min|hour|day|s|h)s?\b", reference)
+    return None if match is None else seconds <= float(match[1]) * _UNITS[match[2]]
+
+
+def _has_reference_workers(run: Run) -> bool:
+    """A time is compared with that of a reference only on as many workers, where the reference says how many."""
+    wanted = number(setting(run, "reference.workers"))
+    return wanted is None or wanted == run.world_size
+
+
+def _recipe(run: Run) -> str:
+    """The recipe's name, which the name of a run folder begins with unless the user chose another; and the paper."""
+    match = re.fullmatch(r"(.+)-\d{8}-\d{6}(-\d+)?", run.name)
+    return ": ".join(filter(None, [match[1] if match else "", text(setting(run, "reference.paper"))]))
+
+
+def _images(run: Run) -> str:
+    """Source, place, counts and size of the images, as far as the run says."""
+    counts = {name: number(value) for name, value in table(run.environment.get("data")).items()}
+    said = [text(setting(run, "data.source"), 80), text(setting(run, "data.path"), 160)]
+    for name, word in (("train_images", "to train"), ("val_images", "to validate"), ("classes", "classes")):
+        if (count := counts.get(name)) is not None:
+            said.append(f"{count:,.0f} {word}")
+    size = number(setting(run, "data.image_size"))
+    said.append(f"{size:.0f} x {size:.0f} pixels" if size else "")
+    return ", ".join(filter(None, said))
+
+
 def conditions(run: Run) -> list[tuple[str, str]]:
     """What a reader needs to judge the numbers: machines, versions, grid, batch stages."""
     env, versions = run.environment, table(run.environment.get("versions"))
@@ -105,9 +139,9 @@ def conditions(run: Run) -> list[tuple[str, str]]:
     more = f" and {len(hosts) - 6} more" if len(hosts) > 6 else ""
     gradient, grad_dtype = number(env.get("gradient_bytes")), text(setting(run, "comm.grad_dtype"), 20) or "fp32"
     rows = [
-        ("recipe", text(setting(run, "reference.paper"))),
+        ("recipe", _recipe(run)),
         ("model", text(setting(run, "model.name"), 80)),
-        ("images", text(setting(run, "data.source"), 80)),
+        ("images", _images(run)),
         ("workers", f"{run.world_size:,} in a grid of {run.grid_text}" if run.world_size and run.grid_text else ""),
         ("hosts (workers)", shown + more),
         ("device", " ".join(filter(None, [text(env.get("device"), 80), _cores(env)]))),

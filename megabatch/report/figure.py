@@ -105,6 +105,7 @@ class Series:
     high: tuple[float, ...] = ()
     n: tuple[int, ...] = ()
     dashed: bool = False
+    faint: bool = False  # stays behind the others: single steps behind their smoothed curve
     group: str = ""  # bars of one group are stacked
     labels: tuple[str, ...] = ()
 
@@ -134,6 +135,15 @@ class Missing:
     key: str
     title: str
     why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A figure that would be a flat line, as a sentence."""
+
+    key: str
+    title: str
+    text: str
 
 
 def seconds_text(seconds: float) -> str:
@@ -282,7 +292,7 @@ def _draw_series(axes: Any, one: Series, figure: Figure, floor: dict[str, float]
             axes.bar(names, one.y, bottom=bottoms, color=color, label=label, width=0.6)
         floor.update({name: low + y for name, low, y in zip(names, bottoms, one.y, strict=True)})
         return
-    style = {"color": color, "label": label}
+    style: dict[str, Any] = {"color": color, "label": label}
     if one.mark == "points":
         axes.plot(one.x, one.y, "o", markersize=5, **style)
         for x, y, word in zip(one.x, one.y, one.labels, strict=bool(one.labels)):
@@ -290,9 +300,10 @@ def _draw_series(axes: Any, one: Series, figure: Figure, floor: dict[str, float]
     else:
         drawstyle = "steps-post" if one.mark == "steps" else "default"
         marker = "o" if len(one.x) <= 40 and one.tag == "measured" else None
+        style |= {"linewidth": 0.7, "alpha": 0.35} if one.faint else {"linewidth": 1.6, "marker": marker}
         line = "--" if one.dashed else "-"
         xs, ys = _with_gaps(one)
-        axes.plot(xs, ys, line, drawstyle=drawstyle, marker=marker, markersize=3.5, linewidth=1.6, **style)
+        axes.plot(xs, ys, line, drawstyle=drawstyle, markersize=3.5, **style)
     if one.low:
         below = [max(0.0, y - low) for y, low in zip(one.y, one.low, strict=True)]
         above = [max(0.0, high - y) for y, high in zip(one.y, one.high, strict=True)]

@@ -12,6 +12,7 @@ import math
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,14 +35,16 @@ LEFT_OUT_STEPS = 5
 
 
 class Point(NamedTuple):
-    """One value of a column, and where it stands."""
+    """One value of a column, and where it stands. seconds: since the first step, where the row says it."""
 
     row: int
     epoch: float
     value: float
+    step: float = 0.0
+    seconds: float | None = None
 
 
-_Held = tuple[int, float, float]  # a Point not made yet: most rows never become one
+_Held = tuple[int, float, float, float, float | None]  # a Point not made yet: most rows never become one
 
 
 class Quantiles(NamedTuple):
@@ -55,9 +58,10 @@ class Quantiles(NamedTuple):
 
 @dataclass(slots=True)
 class Column:
-    """One column: points to draw, and a sample for medians."""
+    """One column: points to draw, the mean of every bucket, and a sample for medians."""
 
     points: list[Point] = field(default_factory=list)
+    means: list[Point] = field(default_factory=list)
     sample: array[float] = field(default_factory=lambda: array("d"))
     num_values: int = 0
     _stride: int = 1
@@ -66,9 +70,13 @@ class Column:
     _low: _Held | None = None
     _high: _Held | None = None
     _last: _Held | None = None
+    _sum: float = 0.0
+    _count: int = 0
 
-    def add(self, row: int, epoch: float, value: float, bucket: int) -> None:
-        here = (row, epoch, value)
+    def add(
+        self, row: int, epoch: float, value: float, bucket: int, step: float = 0.0, seconds: float | None = None
+    ) -> None:
+        here = (row, epoch, value, step, seconds)
         if bucket != self._bucket or self._low is None or self._high is None:
             self.flush()
             self._bucket = bucket
@@ -78,6 +86,8 @@ class Column:
         elif value > self._high[2]:
             self._high = here
         self._last = here
+        self._sum += value
+        self._count += 1
         if row >= LEFT_OUT_STEPS and self.num_values % self._stride == 0:
             self.sample.append(value)
             if len(self.sample) > MAX_SAMPLE:
@@ -88,7 +98,11 @@ class Column:
     def flush(self) -> None:
         kept = {held for held in (self._first, self._low, self._high, self._last) if held is not None}
         self.points += map(Point._make, sorted(kept))
+        if self._last is not None and self._count:
+            row, epoch, _, step, seconds = self._last
+            self.means.append(Point(row, epoch, self._sum / self._count, step, seconds))
         self._first = self._low = self._high = self._last = None
+        self._sum, self._count = 0.0, 0
 
     def quantiles(self) -> Quantiles | None:
         """Median, 5 % and 95 % of the sample: the smallest value that at least so many do not exceed."""
@@ -112,9 +126,31 @@ class Metrics:
     def points(self, name: str) -> list[Point]:
         return self.columns[name].points if name in self.columns else []
 
+    def smoothed(self, name: str) -> list[Point]:
+        """The mean over a window around every bucket, as wide as 1/25 of the run; [] when there are too few rows.
+
+        A window does not reach across a place where the epoch goes back: there a branch of the run begins or ends.
+        """
+        means = self.columns[name].means if name in self.columns else []
+        half = len(means) // 50
+        if not half:
+            return []
+        found = []
+        for first, end in _stretches(means):
+            for at in range(first, end):
+                window = means[max(first, at - half) : min(end, at + half + 1)]
+                found.append(means[at]._replace(value=sum(point.value for point in window) / len(window)))
+        return found
+
     def quantiles(self, name: str) -> Quantiles | None:
         """Of a column without the first steps; None when there is nothing."""
         return self.columns[name].quantiles() if name in self.columns else None
+
+
+def _stretches(points: list[Point]) -> list[tuple[int, int]]:
+    """(first, end) of every stretch in which the epoch does not go back."""
+    breaks = [at for at in range(1, len(points)) if points[at].epoch < points[at - 1].epoch]
+    return list(pairwise([0, *breaks, len(points)]))
 
 
 def read_metrics_file(path: Path) -> tuple[Metrics, str]:
@@ -154,6 +190,7 @@ def _collect(lines: Iterator[bytes | None], num_lines: int) -> Metrics:
             continue
         epoch = number(row.get("epoch"))
         place = float(row["step"]) if epoch is None else epoch
+        step, seconds = float(row["step"]), number(row.get("wall_seconds"))
         bucket = num_rows // rows_per_bucket
         for name in COLUMNS:
             value = row.get(name)
@@ -162,7 +199,7 @@ def _collect(lines: Iterator[bytes | None], num_lines: int) -> Metrics:
             if value is not None:
                 if name not in columns:
                     columns[name] = Column()
-                columns[name].add(num_rows, place, value, bucket)
+                columns[name].add(num_rows, place, value, bucket, step, seconds)
         if row.get("phase") != last_phase and len(stages) < MAX_MARKS:
             last_phase = row.get("phase")
             if stage := text(last_phase, 40):

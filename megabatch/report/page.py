@@ -1,8 +1,8 @@
 """The page: claim, conditions, figures, how to repeat it. One file, no network, same input same bytes.
 
-The scripts are the drawing library's bundle, read from the installed `plotly` package, and two small ones of our own;
-a Content-Security-Policy in the page allows these three by their hashes and nothing else, so that even a mistake in
-escaping could not run a script or load anything.
+Its scripts are three small files in `assets`: figures, the animated grid, the page. A Content-Security-Policy in the
+page allows them by their hashes and nothing else, so that even a mistake in escaping could not run a script or load
+anything.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
-from importlib import resources, util
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,9 @@ from rich.progress import track
 
 from megabatch.errors import ConfigError
 from megabatch.files import write_atomically
-from megabatch.report import curves, sections
+from megabatch.report import curves, sections, speed
 from megabatch.report.claim import headline, status
-from megabatch.report.figure import COLORS, Figure, Missing, figure_as_data, write_figures
+from megabatch.report.figure import COLORS, Constant, Figure, Missing, figure_as_data, write_figures
 from megabatch.report.membership import membership
 from megabatch.report.network import NetworkTimes, all_reduce, network_times, torus_as_data
 from megabatch.report.plan_compare import predicted
@@ -56,13 +56,15 @@ def write_report_files(
         say(f"figures        {len(files)} files in {figures}")
 
 
-def all_figures(runs: Sequence[Run], times: NetworkTimes | None = None) -> list[Figure | Missing]:
-    """Every figure in its order, or why it is not there."""
+def all_figures(runs: Sequence[Run], times: NetworkTimes | None = None) -> list[Figure | Constant | Missing]:
+    """Every figure in its order, a sentence in its place, or why it is not there."""
+    several = (curves.accuracy_by_time, curves.accuracy, curves.accuracy_by_step)
     before = (
-        *(curves.accuracy, curves.loss, curves.lr, curves.global_batch_size, curves.momentum),
-        *(curves.images_per_second, curves.step_split, curves.ranks, membership),
+        *(several if len(runs) > 1 else (curves.accuracy,)),
+        *(curves.loss, curves.lr, curves.global_batch_size, curves.momentum, curves.gradient_norm),
+        *(curves.images_per_second, speed.step_split, speed.ranks, membership),
     )
-    after = (curves.efficiency, predicted, curves.noise_scale, curves.ensemble)
+    after = (speed.efficiency, predicted, curves.noise_scale, curves.ensemble)
     network = all_reduce(times or network_times(runs))
     return [*(make(runs) for make in before), network, *(make(runs) for make in after)]
 
@@ -85,12 +87,13 @@ def build_page(runs: Sequence[Run], times: NetworkTimes | None = None, *, live: 
     times = times or network_times(runs)
     found = all_figures(runs, times)
     figures = [one for one in found if isinstance(one, Figure)]
+    constant = [one for one in found if isinstance(one, Constant)]
     missing = [one for one in found if isinstance(one, Missing)]
     torus = torus_as_data(runs[0], times) if len(runs) == 1 else None
     parts = {
         "claim": sections.claim_section(runs),
         "conditions": sections.conditions_section(runs),
-        "figures": sections.figures_section(figures, missing, torus),
+        "figures": sections.figures_section(figures, missing, torus, constant),
         "repeat": sections.repeat_section(runs),
     }
     return page_of(headline(runs), parts, figures, torus, live=live)
@@ -126,7 +129,7 @@ def html_of(page: Page, runs: Sequence[Run]) -> str:
 
 def whole_file(page: Page, name: str, word: str, kind: str = "", made_by: str = "megabatch report") -> str:
     """The whole file; `word` is the label on top, `kind` its color."""
-    scripts = [_asset("torus.js"), _plotly(), _asset("page.js")]
+    scripts = [_asset(name) for name in ("torus.js", "plot.js", "page.js")]
     allowed = " ".join(script_hash(source) for source in (_THEME, *scripts))
     connect = "'self'" if page.data["live"] else "'none'"
     policy = (
@@ -158,17 +161,6 @@ def whole_file(page: Page, name: str, word: str, kind: str = "", made_by: str = 
 
 def _asset(name: str) -> str:
     return resources.files("megabatch.report").joinpath("assets", name).read_text(encoding="utf-8")
-
-
-def _plotly() -> str:
-    """The drawing library, from the installed package; found without importing it, which would take a second."""
-    spec = util.find_spec("plotly")
-    places = [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
-    for place in places:
-        bundle = place / "package_data" / "plotly.min.js"
-        if bundle.is_file():
-            return bundle.read_text(encoding="utf-8")
-    raise ConfigError("the page needs the drawing library of 'plotly', which is not installed; pip install plotly")
 
 
 def json_for_script(value: Any) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from megabatch.report import claim
 from megabatch.report.claim import Tile, conditions, settings_of
-from megabatch.report.figure import Figure, Missing, csv_rows
+from megabatch.report.figure import Constant, Figure, Missing, csv_rows
 from megabatch.report.membership import change_rows
 from megabatch.report.run import Run
 
@@ -122,13 +122,22 @@ def _settings(run: Run, index: int) -> str:
     return f'<details id="settings-{index}"><summary>All settings of {escape(run.name)}</summary>{inside}</details>'
 
 
-def figures_section(figures: Sequence[Figure], missing: Sequence[Missing], torus: dict[str, Any] | None) -> str:
-    """A card per figure with its table, the animation, and what is not there."""
+def figures_section(
+    figures: Sequence[Figure],
+    missing: Sequence[Missing],
+    torus: dict[str, Any] | None,
+    constant: Sequence[Constant] = (),
+) -> str:
+    """A card per figure with its table, what never changed, the animation, and what is not there."""
     wide = _wide(figures)
     cards = [_card(figure, figure.key in wide) for figure in figures]
     if torus is not None:
         cards.append(_torus_card(torus))
-    out = ['<h2 id="figures-title">Figures</h2>', f'<div class="figures">{"".join(cards)}</div>']
+    out = ['<h2 id="figures-title">Figures</h2>']
+    if constant:
+        rows = "".join(f"<li><b>{escape(one.title)}</b>: {escape(one.text)}.</li>" for one in constant)
+        out.append(f'<ul class="constant" aria-label="What stayed the same">{rows}</ul>')
+    out.append(f'<div class="figures">{"".join(cards)}</div>')
     if missing:
         count = "1 figure is" if len(missing) == 1 else f"{len(missing)} figures are"
         rows = "".join(
@@ -165,6 +174,7 @@ def _card(figure: Figure, is_wide: bool) -> str:
     return (
         f'<figure class="card{wide}" id="figure-{key}">'
         f'<div class="head"><h3>{escape(figure.title)}</h3><span class="tags">{tags}</span></div>'
+        f'<div class="legend" id="legend-{key}" role="group" aria-label="Series shown"></div>'
         f'<div class="{plot}" id="plot-{key}" role="img" aria-label="{escape(label)}"></div>'
         f"<figcaption>{escape(figure.caption)}</figcaption>"
         f'<details id="table-{key}"><summary>Values as a table</summary>'

@@ -20,6 +20,7 @@ from torch import nn
 from megabatch.comm.messages import gather
 from megabatch.comm.shape import GridShape
 from megabatch.config import Config
+from megabatch.data.sources import Source
 from megabatch.machine import host_name, processor_name, usable_cores
 from megabatch.schedule.batch import count_steps, parse_stages, shard_range
 from megabatch.schedule.clock import Clock
@@ -94,6 +95,16 @@ def _describe_arithmetic() -> dict[str, Any]:
         "matmul_precision": torch.get_float32_matmul_precision(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         **{name: value for name, value in sorted(os.environ.items()) if name.startswith(of_libraries)},
+    }
+
+
+def describe_data(train: Source, val: Source) -> dict[str, int]:
+    """How many images a run learns from and is judged by, their classes and channels."""
+    return {
+        "train_images": len(train),
+        "val_images": len(val),
+        "classes": train.num_classes,
+        "channels": train.channels,
     }
 
 

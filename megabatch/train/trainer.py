@@ -30,7 +30,7 @@ from megabatch.train.audit import weights_digest
 from megabatch.train.branch import TrainingState, branch, copied, training_state
 from megabatch.train.checkpoint import CheckpointWriter
 from megabatch.train.components import build_components
-from megabatch.train.describe import derived_lines, describe_environment, describe_gradients
+from megabatch.train.describe import derived_lines, describe_data, describe_environment, describe_gradients
 from megabatch.train.elastic import ElasticRun, LeftRunError
 from megabatch.train.ensemble import member_file, weights_bytes, write_member
 from megabatch.train.evaluate import Evaluation, Evaluator
@@ -223,6 +223,7 @@ class Trainer:
         if self.world.is_main:
             channels, image_size = components.train_source.channels, config.data.image_size
             environment |= describe_gradients(components.network, channels, image_size)
+            environment["data"] = describe_data(components.train_source, components.val_source)
             try:
                 for line in changes_on_resume(self.folder, config, environment) if self.resume else []:
                     say(line)

@@ -17,7 +17,13 @@ WANTED = request(output="/runs/a", gpus_per_node=4, cores_per_worker=2, override
 
 # What we know of the operators' definitions, as far as used: kubeflow.org_pytorchjobs.yaml (training-operator v1) and
 # trainer.kubeflow.org_trainjobs.yaml (trainer v2). A type, or a table of fields; [x] is a list of x.
-CONTAINER = {"name": str, "image": str, "command": [str], "resources": {"limits": dict}, "volumeMounts": [dict]}
+CONTAINER = {
+    "name": str,
+    "image": str,
+    "command": [str],
+    "resources": {"requests": dict, "limits": dict},
+    "volumeMounts": [dict],
+}
 PYTORCHJOB = {
     "nprocPerNode": str,
     "elasticPolicy": {"minReplicas": int, "maxReplicas": int, "rdzvBackend": str, "maxRestarts": int},
@@ -39,7 +45,7 @@ TRAINJOB = {
         "command": [str],
         "numNodes": int,
         "numProcPerNode": int,
-        "resourcesPerNode": {"limits": dict},
+        "resourcesPerNode": {"requests": dict, "limits": dict},
     },
     "podTemplateOverrides": [
         {
@@ -76,7 +82,10 @@ def test_a_pytorchjob() -> None:
     assert worker["replicas"] == made["spec"]["elasticPolicy"]["maxReplicas"] == 2
     (container,) = worker["template"]["spec"]["containers"]
     assert container["name"] == "pytorch"
-    assert container["resources"]["limits"] == {"nvidia.com/gpu": 4, "cpu": "8"}
+    assert container["resources"] == {
+        "requests": {"cpu": "8", "memory": "64Gi"},
+        "limits": {"nvidia.com/gpu": 4, "memory": "64Gi"},
+    }
     assert container["command"][-7:] == ["train", "demo", "--output", "/runs/a", "--resume", "--set", "train.epochs=1"]
     volumes = {volume["name"] for volume in worker["template"]["spec"]["volumes"]}
     assert {one["name"] for one in container["volumeMounts"]} == volumes
@@ -140,3 +149,14 @@ def test_the_container_file_installs_the_package() -> None:
         assert text.splitlines()[1].startswith("FROM ")
         assert ("whl/cpu" in text) is not cuda
         assert "USER worker" in text
+
+
+def test_every_pod_asks_for_cores_and_memory() -> None:
+    made = json.loads(elastic_manifest(request(output="/runs/a", elastic=True), "x", "runs", memory="6Gi"))
+    pods = [one["spec"]["template"]["spec"] for one in made["items"][1:]]
+    asked = [container["resources"]["requests"] for pod in pods for container in pod["containers"]]
+    assert asked == [{"cpu": "1", "memory": "512Mi"}, {"cpu": "4", "memory": "6Gi"}]
+    assert all({"cpu", "memory"} == set(one) for one in asked)
+    for wrong in ("64", "64GB", "0Gi", "-1Gi", "1Gi x"):
+        with pytest.raises(ConfigError, match="--memory"):
+            manifest(memory=wrong)

@@ -14,7 +14,7 @@ import pytest
 
 from megabatch.errors import ConfigError, MegabatchError, WriteError
 from megabatch.launch.kubernetes import container_file, kubernetes_manifest
-from megabatch.launch.script import LaunchRequest, hand_over, plain, slurm_script, ssh_script, word
+from megabatch.launch.script import LaunchRequest, Site, hand_over, plain, slurm_script, ssh_script, word
 
 
 def request(**given: Any) -> LaunchRequest:
@@ -75,11 +75,12 @@ def directives(text: str) -> list[str]:
 
 def test_options_of_the_job() -> None:
     wanted = request(gpus_per_node=4, cores_per_worker=8, time_limit="02:00:00", grace_seconds=300, name="run-1")
-    found = directives(slurm_script(wanted, "gpu", "team", ("--exclusive",)))
+    found = directives(slurm_script(wanted, Site("gpu", "team", "me@example.org", extra=("--exclusive",))))
     assert found == [
         *("--job-name=run-1", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=32", "--gpus-per-node=4"),
-        *("--partition=gpu", "--account=team", "--time=02:00:00", "--signal=B:USR1@300", "--requeue"),
-        *("--open-mode=append", "--output=/shared/runs/run-1-%j.log", "--exclusive"),
+        *("--partition=gpu", "--account=team", "--mail-user=me@example.org", "--mail-type=END,FAIL,REQUEUE"),
+        *("--time=02:00:00", "--signal=B:USR1@300", "--requeue"),
+        *("--open-mode=append", "--output=run-1-%j.log", "--exclusive"),
     ]
 
 
@@ -108,11 +109,46 @@ def test_the_script_is_whole_shell_whatever_the_names(health_check: bool) -> Non
 
 
 def test_no_line_of_its_own_can_be_smuggled_in() -> None:
-    for arguments in (("x\n#SBATCH --uid=0",), ("", "a b"), ("", "", ("--x y",))):
+    for site in (
+        *(Site(partition="x\n#SBATCH --uid=0"), Site(account="a b"), Site(mail="a@b;c"), Site(extra=("--x y",))),
+        *(Site(setup="a\nb"), Site(container="a b")),
+    ):
         with pytest.raises(ConfigError):
-            slurm_script(request(), *arguments)
-    with pytest.raises(ConfigError):
-        slurm_script(request(output="/shared/a b/run"))  # the log's name has no quoting
+            slurm_script(request(), site)
+
+
+def test_cores_are_always_asked_for_and_taken_by_every_step() -> None:
+    for given, cores in (({}, 4), ({"gpus_per_node": 4}, 16), ({"cores_per_worker": 3}, 12)):
+        text = slurm_script(request(**given))
+        assert f"--cpus-per-task={cores}" in directives(text)
+        assert 'srun=(srun --cpus-per-task="$SLURM_CPUS_PER_TASK")' in text
+        assert "\nsrun --" not in text  # each step goes through the array
+
+
+def test_setup_and_container(tmp_path: Path) -> None:
+    setup = tmp_path / "my setup.sh"
+    setup.write_text("module_loaded=$NOT_SET_ANYWHERE\n")  # sites' own scripts read variables that may not be set
+    text = slurm_script(request(data="/images"), Site(setup=str(setup), container="registry.example/megabatch:1"))
+    done = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    until = text[: text.index("\nhead=")]
+    begin = f"{until}\nprintf '%s\\n' \"${{srun[@]}}\""
+    printed = subprocess.run(
+        ["bash", "-c", begin], env={"SLURM_CPUS_PER_TASK": "4"}, text=True, capture_output=True, check=True
+    ).stdout
+    assert printed.splitlines() == [
+        *("srun", "--cpus-per-task=4", "--container-image=registry.example/megabatch:1"),
+        "--container-mounts=/shared/runs:/shared/runs,/images:/images",
+    ]
+    with pytest.raises(ConfigError, match="absolute"):
+        slurm_script(request(output="runs/a"), Site(container="x"))
+
+
+def test_a_recipe_without_its_images_is_refused_before_it_is_queued() -> None:
+    with pytest.raises(ConfigError, match="add --data PATH"):
+        request(recipe="mikami2018")
+    request(recipe="mikami2018", data="/images")
+    request(recipe="mikami2018", overrides=("data.path=/images",))
 
 
 # Notes host and command, prints the command's words, fails on the host that is told to.
@@ -169,7 +205,8 @@ def test_an_elastic_job_has_a_lighthouse_and_survives_the_loss_of_a_node(tmp_pat
     assert "--no-kill" in directives(text)
     assert 'lighthouse --bind "$address:$port" --min-workers 3 &' in text
     assert (
-        "srun --no-kill --kill-on-bad-exit=0 --wait=0 \"$python\" -m megabatch train '/my recipe.toml' --output "
+        '"${srun[@]}" --no-kill --kill-on-bad-exit=0 --wait=0 "$python" -m '
+        "megabatch train '/my recipe.toml' --output "
         '/shared/a --resume --workers 4 --min-workers 3 --elastic "$address:$port" &' in text
     )
     assert "torch.distributed.run" not in text

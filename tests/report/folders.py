@@ -41,6 +41,7 @@ def row(step: int, steps_per_epoch: int = 25, **extra: Any) -> dict[str, Any]:
         "top1": min(0.95, 0.2 + 0.15 * epoch),
         "lr": 0.1 * (1 - epoch / 5),
         "momentum": 0.9,
+        "gradient_norm": 1.0 + 1.0 / step,
         "global_batch_size": 256 if epoch < 2 else 512,
         "images_per_second": 3000.0 + 10 * (step % 7),
         "step_seconds": 0.1,

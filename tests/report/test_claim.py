@@ -13,6 +13,7 @@ from megabatch.report.claim import (
     conditions,
     differing_settings,
     headline,
+    is_in_time,
     is_reached,
     repeat_commands,
     result_rows,
@@ -30,7 +31,7 @@ def test_a_finished_run_against_its_reference(tmp_path: Path) -> None:
     accuracy, time, speed = tiles(run)
     assert (accuracy.value, accuracy.reference, accuracy.is_reached) == ("91.17 %", "at least 90 % top-1", True)
     assert "all 10,000 validation images" in accuracy.detail
-    assert (time.value, time.reference) == ("2 min 25 s", "under 5 minutes on 2 CPU cores")
+    assert (time.value, time.reference, time.is_reached) == ("2 min 25 s", "under 5 minutes on 2 CPU cores", True)
     assert "n" not in speed.value or "images/s" in speed.value
     assert "median of 95 steps" in speed.detail
     assert status(run) == ("finished", "good")
@@ -47,6 +48,42 @@ def test_a_finished_run_against_its_reference(tmp_path: Path) -> None:
 )
 def test_a_reference_is_reached_or_not_or_names_no_number(top1: float, reference: str, wanted: bool | None) -> None:
     assert is_reached(top1, reference) is wanted
+
+
+@pytest.mark.parametrize(
+    ("seconds", "reference", "wanted"),
+    [
+        (299.0, "under 5 minutes of training", True),
+        (301.0, "under 5 minutes of training", False),
+        (224.0, "224 s", True),
+        (74.8, "74.7 s", False),
+        (3599.0, "1 hour", True),
+        (14400.0, "240 minutes with one member", True),
+        (1.0, "2,512 steps", None),
+        (1.0, "not given", None),
+    ],
+)
+def test_a_time_is_in_time_or_not_or_names_none(seconds: float, reference: str, wanted: bool | None) -> None:
+    assert is_in_time(seconds, reference) is wanted
+
+
+def test_a_time_on_other_workers_than_the_reference_has_no_verdict(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a")
+    config = (folder / "config.toml").read_text().replace('time = "', 'workers = 1024\ntime = "')
+    (folder / "config.toml").write_text(config)
+    assert [tile.is_reached for tile in tiles(read_run(folder))] == [True, None, None]
+
+
+def test_conditions_name_the_recipe_and_the_images(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "demo-20260101-120000")
+    config = (folder / "config.toml").read_text().replace("[model]", 'path = "photos"\nimage_size = 28\n[model]')
+    (folder / "config.toml").write_text(config)
+    environment = json.loads((folder / "environment.json").read_text())
+    environment["data"] = {"train_images": 60000, "val_images": 10000, "classes": 10, "channels": 1}
+    (folder / "environment.json").write_text(json.dumps(environment))
+    found = dict(conditions(read_run(folder)))
+    assert found["recipe"] == "demo: none"
+    assert found["images"] == ("fashion-mnist, photos, 60,000 to train, 10,000 to validate, 10 classes, 28 x 28 pixels")
 
 
 def test_a_run_that_goes_on_claims_nothing_yet(tmp_path: Path) -> None:

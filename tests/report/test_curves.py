@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from megabatch.report import curves
-from megabatch.report.curves import MAX_RANKS, efficiency, ensemble, noise_scale, ranks, step_split
-from megabatch.report.figure import Figure, Missing
+from megabatch.report.curves import ensemble, noise_scale
+from megabatch.report.figure import Constant, Figure, Missing
 from megabatch.report.run import read_run, read_runs
 from tests.report.folders import make_run, row
 
@@ -19,11 +19,12 @@ ALL = [
     curves.lr,
     curves.global_batch_size,
     curves.momentum,
+    curves.gradient_norm,
     curves.images_per_second,
 ]
 
 
-def figure_of(found: Figure | Missing) -> Figure:
+def figure_of(found: Figure | Constant | Missing) -> Figure:
     assert isinstance(found, Figure)
     return found
 
@@ -32,7 +33,11 @@ def test_values_are_those_of_the_rows(tmp_path: Path) -> None:
     run = read_run(make_run(tmp_path / "a"))
     rows = [row(step) for step in range(1, 101)]
     loss = figure_of(curves.loss([run]))
-    training, validation = loss.series
+    training, smoothed, validation = loss.series
+    assert (training.faint, smoothed.faint, smoothed.x) == (True, False, training.x)
+    # 100 steps: the window is 5 steps wide, and narrower at the ends.
+    assert smoothed.y[50] == pytest.approx(sum(r["loss"] for r in rows[48:53]) / 5)
+    assert smoothed.y[0] == pytest.approx(sum(r["loss"] for r in rows[:3]) / 3)
     assert training.x == tuple(r["epoch"] for r in rows)
     assert training.y == tuple(r["loss"] for r in rows)
     assert validation.x == (1.0, 2.0, 3.0, 4.0)
@@ -51,17 +56,59 @@ def test_the_title_says_the_finding_and_the_caption_n_and_spread(tmp_path: Path)
 
 def test_several_runs_share_the_axes_with_a_colour_each(tmp_path: Path) -> None:
     runs = read_runs([make_run(tmp_path / name) for name in ("a", "b")])
-    for make in ALL:
+    for make in (one for one in ALL if one is not curves.momentum):
         figure = figure_of(make(runs))
         assert [one.name for one in figure.series] == ["a", "b"]
         assert len({one.color for one in figure.series}) == 2
 
 
-@pytest.mark.parametrize("make", ALL)
+def test_a_flat_line_becomes_a_sentence(tmp_path: Path) -> None:
+    run = read_run(make_run(tmp_path / "a"))
+    assert curves.momentum([run]) == Constant("momentum", "Momentum", "0.9 in every step")
+    other = read_run(make_run(tmp_path / "b", momentum=0.5))
+    told = curves.momentum([run, other])
+    assert isinstance(told, Constant)
+    assert told.text == "a 0.9 in every step; b 0.5 in every step"
+    assert isinstance(curves.global_batch_size([run]), Figure)
+
+
+def test_a_last_step_that_is_cut_does_not_make_a_curve(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", global_batch_size=512)
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write(json.dumps(row(101, global_batch_size=256)) + "\n")
+    told = curves.global_batch_size([read_run(folder)])
+    assert isinstance(told, Constant)
+    assert told.text == "512 in every step but the last, which takes the 256 that are left"
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write(json.dumps(row(102, global_batch_size=1024)) + "\n")
+    assert isinstance(curves.global_batch_size([read_run(folder)]), Figure)
+
+
+def test_runs_are_compared_by_time_and_by_step(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / "a"), make_run(tmp_path / "b")]
+    lines = [json.dumps(row(step, wall_seconds=6.0 * step)) + "\n" for step in range(1, 101)]
+    (folders[0] / "metrics.jsonl").write_text("".join(lines))
+    runs = read_runs(folders)
+    by_time, by_step = curves.accuracy_by_time(runs), figure_of(curves.accuracy_by_step(runs))
+    assert isinstance(by_time, Figure)
+    assert [(one.name, one.x) for one in by_time.series] == [("a", (2.5, 5.0, 7.5, 10.0))]  # b did not record it
+    assert [one.x for one in by_step.series] == [(25.0, 50.0, 75.0, 100.0)] * 2
+    assert by_step.series[0].y == pytest.approx((0.6, 0.7, 0.8, 0.9))
+
+
+def test_label_smoothing_is_explained_only_where_it_is(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a")
+    assert "smoothed labels" not in figure_of(curves.loss([read_run(folder)])).caption
+    config = (folder / "config.toml").read_text().replace("epochs = 4", "epochs = 4\nlabel_smoothing = 0.1")
+    (folder / "config.toml").write_text(config)
+    assert "label smoothing 0.1" in figure_of(curves.loss([read_run(folder)])).caption
+
+
+@pytest.mark.parametrize("make", [one for one in ALL if one is not curves.momentum])
 def test_every_axis_has_a_unit_or_is_a_count_of_epochs(tmp_path: Path, make: object) -> None:
     figure = figure_of(make([read_run(make_run(tmp_path / "a"))]))  # type: ignore[operator]
     assert figure.x.title == "epoch"
-    assert "[" in figure.y.title or figure.key in ("lr", "momentum")  # which have none
+    assert "[" in figure.y.title or figure.key == "lr"  # which have none
 
 
 @pytest.mark.parametrize("make", ALL)
@@ -109,93 +156,3 @@ def test_comparisons_and_plain_runs_say_why_not(tmp_path: Path) -> None:
     runs = read_runs([make_run(tmp_path / "a"), make_run(tmp_path / "b")])
     for made in (ensemble(runs), noise_scale(runs), ensemble(runs[:1])):
         assert isinstance(made, Missing)
-
-
-def test_parts_add_up_to_the_step(tmp_path: Path) -> None:
-    figure = step_split([read_run(make_run(tmp_path / "a"))])
-    assert isinstance(figure, Figure)
-    parts = {one.name: one.y[0] for one in figure.series}
-    assert sum(parts.values()) == pytest.approx(0.1)
-    assert parts["rest"] == pytest.approx(0.1 - 0.005 - 0.03 - 0.04 - 0.015 - 0.002)
-    assert figure.title.startswith("15.00 % of a step's 100 ms")
-    assert {one.n for one in figure.series} == {(95,)}
-
-
-def test_runs_without_forward_and_backward_show_their_sum(tmp_path: Path) -> None:
-    """On an accelerator the host's clock does not tell them apart."""
-    folder = make_run(tmp_path / "a")
-    lines = [
-        {k: v for k, v in row(n).items() if not k.startswith(("forward", "backward", "optim"))} for n in range(1, 20)
-    ]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    figure = step_split([read_run(folder)])
-    assert isinstance(figure, Figure)
-    assert {one.name for one in figure.series} == {
-        "waiting for data",
-        "exposed communication",
-        "forward, backward, optimizer",
-        "rest",
-    }
-
-
-def test_several_runs_stand_side_by_side(tmp_path: Path) -> None:
-    figure = step_split(read_runs([make_run(tmp_path / name) for name in ("a", "b")]))
-    assert isinstance(figure, Figure)
-    assert all(one.x == ("a", "b") for one in figure.series)
-
-
-def test_the_slowest_rank_is_named_with_how_much_longer_it_works(tmp_path: Path) -> None:
-    figure = ranks([read_run(make_run(tmp_path / "a"))])
-    assert isinstance(figure, Figure)
-    ratio = (0.005 + 0.04 + 0.04 + 0.002) / (0.005 + 0.03 + 0.04 + 0.002) - 1
-    assert figure.title == f"The slowest rank (1) works {100 * ratio:.2f} % longer than the median rank"
-    assert figure.series[0].x == ("0", "1", "2", "3")
-    assert figure.series[0].n == (97,) * 4
-
-
-def test_of_many_ranks_the_slowest_and_the_fastest_are_shown(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "a")
-    table = {"num_steps": 9, "ranks": [{"rank": r, "host": f"h{r}", "forward_seconds": float(r)} for r in range(500)]}
-    (folder / "ranks.json").write_text(json.dumps(table))
-    figure = ranks([read_run(folder)])
-    assert isinstance(figure, Figure)
-    assert len(figure.series) == 1  # parts that no rank knows are not drawn as zero
-    shown = figure.series[0].x
-    assert len(shown) == MAX_RANKS
-    assert (shown[0], shown[-1]) == ("499 h499", "0 h0")
-    assert "of 500 ranks" in figure.caption
-
-
-def test_without_times_there_is_a_reason(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "a", num_steps=3)
-    (folder / "ranks.json").unlink()
-    for made in (ranks([read_run(folder)]), step_split([read_run(folder)])):
-        assert isinstance(made, Missing)
-        assert made.why
-
-
-def test_efficiency_is_speed_per_worker_over_that_of_the_smallest_world(tmp_path: Path) -> None:
-    folders = [
-        make_run(tmp_path / "one", workers=1, grid="1x1", speed=1.0),
-        make_run(tmp_path / "four", workers=4, speed=3.2),
-        make_run(tmp_path / "four-again", workers=4, speed=3.6),
-        make_run(tmp_path / "ring", workers=4, speed=2.0, algorithm="ring"),
-    ]
-    figure = efficiency(read_runs(folders))
-    assert isinstance(figure, Figure)
-    by_name = {one.name: one for one in figure.series}
-    torus = by_name["torus"]
-    assert torus.x == (1.0, 4.0)
-    assert torus.y == pytest.approx((1.0, 0.85))
-    assert torus.low == pytest.approx((1.0, 0.8))
-    assert torus.high == pytest.approx((1.0, 0.9))
-    assert torus.n == (1, 2)
-    assert by_name["ring"].y == pytest.approx((0.5,))
-    assert by_name["ideal"].y == (1.0, 1.0)
-    assert figure.title == "85.00 % scaling efficiency at 4 workers"
-
-
-def test_runs_of_one_size_have_no_efficiency(tmp_path: Path) -> None:
-    made = efficiency(read_runs([make_run(tmp_path / "a"), make_run(tmp_path / "b")]))
-    assert isinstance(made, Missing)
-    assert "different numbers of workers" in made.why

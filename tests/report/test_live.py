@@ -24,8 +24,7 @@ from tests.report.folders import make_run, row
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(page, "_plotly", lambda: "/* drawing library */")
+def folder(tmp_path: Path) -> Path:
     return make_run(tmp_path / "a", finished=False)
 
 
@@ -113,7 +112,7 @@ def test_mistakes_are_told_before_serving(server: LiveServer, folder: Path) -> N
 def test_a_browser_that_leaves_in_the_middle_of_the_page_is_no_error(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(page, "_plotly", lambda: f"/*{'x' * 8_000_000}*/")
+    monkeypatch.setattr(page, "_asset", lambda name: f"/*{name}{'x' * 3_000_000}*/")
     for _ in range(3):
         with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as client:
             # Closing with a reset while the page, larger than any buffer, is on its way.

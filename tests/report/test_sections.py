@@ -72,7 +72,7 @@ def test_no_row_of_cards_has_a_gap() -> None:
 
 def test_tables_are_short_and_say_of_how_many_values(tmp_path: Path) -> None:
     html = figures_html(make_run(tmp_path / "a", num_steps=500))
-    assert "40 of 520 values" in html
+    assert "40 of 1,020 values" in html  # of the loss: 500 steps, 500 smoothed, 20 evaluations
     assert max(table.count("<tr>") for table in re.findall(r"<table>.*?</table>", html)) <= 41
 
 

@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+import megabatch
+from docs import site_hooks
+from megabatch.config import Config
+from megabatch.recipes import load_config
 from tests.ranks import run_ranks
 from tests.system.runs import REPOSITORY
 from tests.test_repo import check_command, commands_in
@@ -80,6 +84,37 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
-    done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, timeout=110, check=False)
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(
+        words, cwd=REPOSITORY, capture_output=True, text=True, timeout=110, check=False, env=environment
+    )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "site" / "index.html").is_file()
+    api = (tmp_path / "site" / "api.html").read_text()
+    for name in megabatch.__all__:
+        assert name == "__version__" or f".{name}" in api
+    settings = (tmp_path / "site" / "settings.html").read_text()
+    assert "global_batch_size" in settings
+    outside = re.compile(r'<(?:script|link)[^>]+(?:src|href)="https?://')
+    assert [page.name for page in (tmp_path / "site").glob("*.html") if outside.search(page.read_text())] == []
+
+
+def test_the_settings_page_has_every_key_with_its_default() -> None:
+    """Counted from a dumped recipe, not from the classes."""
+    named = dict(site_hooks.sections(Config, ""))
+    text = site_hooks.settings_markdown()
+    dumped = load_config("codreanu2017").model_dump()
+    for section, values in dumped.items():
+        part = text[text.index(f"## {section}\n") :].split("\n## ")[0]
+        for key, value in values.items():
+            is_section = f"{section}.{key}" in named
+            assert is_section or f"| `{key}` |" in part
+            assert isinstance(value, dict) <= (is_section or key == "settings")
+    rows = {row[0]: row for row in site_hooks.setting_rows(named["train"])}
+    assert rows["ghost_batch_size"][1:] == (
+        "int, >= 2",
+        "`32`",
+        "images that share one batch-norm; it divides the global batch",
+    )
+    assert rows["precision"][1] == "fp32 | bf16 | fp16"
+    assert rows["channels_last"][1:3] == ("true | false", "`true`")

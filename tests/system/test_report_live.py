@@ -12,7 +12,7 @@ from megabatch.report.live import LiveServer
 from tests.report.folders import make_run, row
 from tests.system.browser import open_browser, open_page, wait_until
 
-LAST = "document.getElementById('plot-loss').data[0].x.at(-1)"
+LAST = "megabatchReport.data.figures.find(one => one.key === 'loss').series[0].x.at(-1)"
 
 
 @pytest.mark.timeout(300)
@@ -36,7 +36,9 @@ def test_the_page_follows_the_run(tmp_path: Path) -> None:
             assert page.locator("#table-loss[open]").count() == 1  # what the reader opened stays open
             with open(folder / "metrics.jsonl", "a") as file:
                 file.write(json.dumps(row(61, noise_scale=500.0)) + "\n")
-            page.wait_for_selector("#plot-noise_scale .main-svg", timeout=30_000)  # a figure that was not there before
+            page.wait_for_selector(
+                "#plot-noise_scale svg.drawing", timeout=30_000
+            )  # a figure that was not there before
             assert watched.complaints == []
             server.shutdown()
             server.server_close()

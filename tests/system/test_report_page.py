@@ -22,8 +22,24 @@ from tests.system.browser import Watched, open_browser, open_page, wait_until
 
 pytestmark = pytest.mark.timeout(300)
 
-SERIES = """key => document.getElementById('plot-' + key).data.map(one => one.orientation === 'h'
-    ? {name: one.name, x: one.y, y: one.x} : {name: one.name, x: one.x, y: one.y})"""
+# What stands on the screen, read back as numbers: two labelled ticks give the scale of a linear axis.
+READ_BACK = """key => {
+    const svg = document.querySelector(`#plot-${key} svg.drawing`);
+    const number = text => Number(text.replace(/[, %]/g, '')) / (text.includes('%') ? 100 : 1);
+    const ticks = (kind, attribute, shift) => [...svg.querySelectorAll(`.tick.${kind}`)].map(
+        one => [Number(one.getAttribute(attribute)) - shift, number(one.textContent)]);
+    const inverse = all => {
+        const [a, va] = all[0], [b, vb] = all.at(-1);
+        return p => va + (p - a) / (b - a) * (vb - va);
+    };
+    const x = inverse(ticks('x', 'x', 0)), y = inverse(ticks('y', 'y', 4));
+    return [...svg.querySelectorAll('.series')].map(one => {
+        const path = one.querySelector('path:not(.spread)')?.getAttribute('d').match(/[\\d.]+ [\\d.]+/g);
+        const circles = [...one.querySelectorAll('circle')].map(c => `${c.getAttribute('cx')} ${c.getAttribute('cy')}`);
+        const drawn = (path ?? circles).map(text => text.split(' ').map(Number));
+        return {name: one.dataset.name, points: drawn.map(([a, b]) => [x(a), y(b)])};
+    });
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -62,21 +78,26 @@ def overflow(page: Page) -> int:
     return int(page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"))
 
 
-def test_every_figure_is_drawn_with_exactly_the_values_of_its_csv(desk: Watched, folder: Path) -> None:
+def test_every_figure_is_drawn_and_curves_read_back_as_the_values_of_their_csv(desk: Watched, folder: Path) -> None:
     figures = [one for one in all_figures([read_run(folder)]) if isinstance(one, Figure)]
-    assert len(figures) == 13  # all but scaling efficiency, which takes several runs
+    assert len(figures) == 13  # all but momentum, which is constant, and what takes several runs
     for figure in figures:
-        rows = list(csv.reader(io.StringIO(csv_text(figure))))[1:]
-        drawn = [
-            (one["name"], x, y)
-            for one in desk.page.evaluate(SERIES, figure.key)
-            for x, y in zip(one["x"], one["y"], strict=True)
-        ]
-        assert [(name, str(x), float(y)) for name, _, x, y, *_ in rows] == [
-            (name, str(x) if isinstance(x, str) else repr(float(x)), float(y)) for name, x, y in drawn
-        ]
-        marks = desk.page.locator(f"#plot-{figure.key} .trace, #plot-{figure.key} .points path").count()
-        assert marks >= len(figure.series)
+        place = f"#plot-{figure.key} .series"
+        shown = desk.page.evaluate(f"[...document.querySelectorAll('{place}')].map(e => e.dataset.name)")
+        assert shown == [one.name for one in figure.series]
+        for index, one in enumerate(figure.series):
+            group = desk.page.locator(place).nth(index)
+            if one.mark in ("bars", "points"):
+                assert group.locator("rect" if one.mark == "bars" else "circle").count() == len(one.x)
+            else:
+                assert group.locator("path:not(.spread)").count() == 1
+    for key in ("accuracy", "loss", "lr", "images_per_second"):
+        rows = list(csv.reader(io.StringIO(csv_text(next(one for one in figures if one.key == key)))))[1:]
+        drawn = [(one["name"], x, y) for one in desk.page.evaluate(READ_BACK, key) for x, y in one["points"]]
+        assert [name for name, *_ in drawn] == [name for name, *_ in rows]
+        for (_, x, y), (_, _, wanted_x, wanted_y, *_) in zip(drawn, rows, strict=True):
+            assert x == pytest.approx(float(wanted_x), abs=0.02)  # a hundredth of a pixel and digits of the ticks
+            assert y == pytest.approx(float(wanted_y), rel=0.002, abs=0.002)
     assert desk.complaints == []
 
 
@@ -97,27 +118,60 @@ def test_the_saved_csv_is_the_one_of_the_files(desk: Watched, folder: Path) -> N
 def test_legend_zoom_hover_and_theme_work(desk: Watched) -> None:
     page = desk.page
     page.locator("#plot-loss").scroll_into_view_if_needed()
-    page.locator("#plot-loss .legendtoggle").first.click()
-    wait_until(page, "document.getElementById('plot-loss').data[0].visible === 'legendonly'")
+    entry = page.locator("#legend-loss button").first
+    name = entry.inner_text()
+    entry.click()
+    assert page.locator(f'#plot-loss .series[data-name="{name}"]').count() == 0
+    page.locator("#legend-loss button").first.click()
+    assert page.locator(f'#plot-loss .series[data-name="{name}"]').count() == 1
     page.locator("#plot-accuracy").scroll_into_view_if_needed()
-    box = page.locator("#plot-accuracy .nsewdrag").bounding_box()
+    box = page.locator("#plot-accuracy .field").bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 0.5 * box["height"])
-    page.wait_for_selector("#plot-accuracy .hoverlayer text")
-    before = page.evaluate("document.getElementById('plot-accuracy').layout.xaxis.range.slice()")
+    tip = page.inner_text("#plot-accuracy .tip")
+    assert "epoch" in tip
+    assert "validation top-1" in tip
+    ticks = "[...document.querySelectorAll('#plot-accuracy .tick.x')].map(e => e.textContent)"
+    before = page.evaluate(ticks)
     page.mouse.down()
     page.mouse.move(box["x"] + 0.9 * box["width"], box["y"] + 0.8 * box["height"], steps=5)
     page.mouse.up()
-    wait_until(page, f"document.getElementById('plot-accuracy').layout.xaxis.range[0] > {before[0]} + 0.5")
+    zoomed = page.evaluate(ticks)
+    assert float(zoomed[0]) > float(before[0])
+    page.locator("#legend-accuracy .reset").click()
+    assert page.evaluate(ticks) == before
     paint = "getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(paint)
-    line = page.evaluate("document.getElementById('plot-accuracy').data[0].line.color")
+    stroke = "document.querySelector('#plot-accuracy .series path').getAttribute('stroke')"
+    line = page.evaluate(stroke)
     page.locator("#theme").focus()
     page.keyboard.press("Enter")
     assert page.evaluate(paint) != light
     assert page.get_attribute("#theme", "aria-pressed") == "true"
-    assert page.evaluate("document.getElementById('plot-accuracy').data[0].line.color") != line
+    assert page.evaluate(stroke) != line
     assert desk.complaints == []
+
+
+def test_nothing_covers_legends_and_a_finger_reads_values(browser: Browser, folder: Path) -> None:
+    with open_page(browser, folder / "report.html", 390, 800) as watched:
+        page = watched.page
+        hidden = page.evaluate(
+            """() => [...document.querySelectorAll('.legend button')].filter(one => {
+                one.scrollIntoView({block: 'center'});
+                const at = one.getBoundingClientRect();
+                const top = document.elementFromPoint(at.x + at.width / 2, at.y + at.height / 2);
+                return !one.contains(top);
+            }).map(one => one.textContent)"""
+        )
+        assert hidden == []
+        page.locator("#plot-loss").scroll_into_view_if_needed()
+        page.evaluate(
+            """() => { const svg = document.querySelector('#plot-loss svg.drawing'), at = svg.getBoundingClientRect();
+            svg.dispatchEvent(new PointerEvent('pointerdown', {pointerType: 'touch', bubbles: true,
+                clientX: at.x + at.width / 2, clientY: at.y + at.height / 2})); }"""
+        )
+        assert "training" in page.inner_text("#plot-loss .tip")
+        assert watched.complaints == []
 
 
 def test_the_page_follows_the_reader_and_fits_a_phone(browser: Browser, folder: Path) -> None:
@@ -126,7 +180,7 @@ def test_the_page_follows_the_reader_and_fits_a_phone(browser: Browser, folder: 
         assert page.evaluate("document.documentElement.dataset.theme") == "dark"
         assert overflow(page) <= 0
         wide = page.evaluate(
-            "[...document.querySelectorAll('h1, h3, figure, .plot svg.main-svg, .tile, button, #torus-drawing')]"
+            "[...document.querySelectorAll('h1, h3, figure, .plot svg.drawing, .tile, button, #torus-drawing')]"
             ".filter(e => e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 80))"
         )
         assert wide == []
@@ -183,7 +237,7 @@ def test_a_hostile_run_runs_nothing_and_breaks_nothing(browser: Browser, tmp_pat
         assert page.locator("img").count() == 0
         assert page.locator("body script").count() == 4
         assert page.locator("svg a, svg script, svg image").count() == 0
-        assert page.locator(".plot .main-svg").count() > 0
+        assert page.locator(".plot svg.drawing").count() > 0
         assert overflow(page) <= 0
         page.wait_for_timeout(300)
         assert watched.complaints == []
@@ -218,8 +272,8 @@ def test_a_comparison_aligns_runs_and_lists_what_differs(browser: Browser, tmp_p
     write_report(folders, tmp_path / "page.html")
     with open_page(browser, tmp_path / "page.html", 420) as watched:
         page = watched.page
-        assert [one["name"] for one in page.evaluate(SERIES, "loss")] == ["small", "large"]
-        assert page.locator("#plot-efficiency .main-svg").count() > 0
+        assert page.locator("#legend-loss button").all_text_contents() == ["small", "large"]
+        assert page.locator("#plot-efficiency svg.drawing").count() > 0
         text = page.inner_text("#conditions")
         assert "comm.algorithm" in text
         assert "train.seed" in text

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megabatch.launch.script import LaunchRequest, slurm_script
+from megabatch.launch.script import LaunchRequest, Site, slurm_script
 from tests.system.runs import REPOSITORY, SMALL, losses_of, rows_of, train_on_ranks
 from tests.system.slurm import Slurm, open_slurm, wait_for
 
@@ -21,8 +21,9 @@ def script(folder: Path, name: str) -> Path:
     request = LaunchRequest(
         "demo", str(folder / name), 1, 2, name, "", settings, python=sys.executable, grace_seconds=60
     )
+    extra = ("--exclusive", f"--chdir={REPOSITORY}", f"--output={folder}/{name}-%j.log")
     path = folder / f"{name}.sbatch"
-    path.write_text(slurm_script(request, "low", extra=("--exclusive", f"--chdir={REPOSITORY}")))
+    path.write_text(slurm_script(request, Site("low", extra=extra)))
     return path
 
 
@@ -32,7 +33,7 @@ def go_on_at_once(slurm: Slurm, job: str) -> None:
     wait_for(lambda: slurm.state(job) == "PENDING", 90, "the job is queued again")
     for _ in range(6):  # the wait begins anew when the last of the job's processes has ended
         if slurm.state(job) == "PENDING":
-            slurm.run("scontrol", "step", f"JobId={job}", "StartTime=now")
+            slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
         deadline = time.monotonic() + 15
         while time.monotonic() < deadline:
             if slurm.state(job) != "PENDING":

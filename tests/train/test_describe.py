@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from megabatch.comm.shape import parse_grid
+from megabatch.data.sources import ImageArray
 from megabatch.model.registry import build_model
 from megabatch.plan.workload import model_layers
 from megabatch.recipes import load_config
 from megabatch.schedule.clock import Clock
-from megabatch.train.describe import derived_lines, describe_gradients, list_layers
+from megabatch.train.describe import derived_lines, describe_data, describe_gradients, list_layers
 
 NETWORK = nn.Linear(999, 1000)  # one million parameters
 SETTINGS = (
@@ -97,3 +99,9 @@ def test_a_network_that_does_not_take_such_images_has_no_list() -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(5, 2))
     assert describe_gradients(network, 1, 8) == {"gradient_bytes": 48, "layers": None}
     assert all(module.training and not module._forward_hooks for module in network.modules())
+
+
+def test_data_is_described_by_its_own_counts() -> None:
+    train = ImageArray("a", np.zeros((7, 4, 4, 3), np.uint8), [0, 1, 2, 0, 1, 2, 0])
+    val = ImageArray("b", np.zeros((3, 4, 4, 3), np.uint8), [0, 1, 2])
+    assert describe_data(train, val) == {"train_images": 7, "val_images": 3, "classes": 3, "channels": 3}

@@ -66,7 +66,7 @@
     const box = byId("torus-drawing"), width = torus.columns * CELL, height = torus.rows * CELL;
     box.replaceChildren();
     box.setAttribute("viewBox", `-14 -14 ${width + 28} ${height + 28}`);
-    const paint = report().style, count = torus.rows * torus.columns;
+    const paint = (name) => `var(${name})`, count = torus.rows * torus.columns;
     make("g", { id: "torus-links" }, box);
     make("g", { id: "torus-packets" }, box);
     const workers = make("g", { id: "torus-workers" }, box);
@@ -90,7 +90,7 @@
       if (seen.size > 600 || seen.has(`${a},${b}`)) continue;
       seen.add(`${a},${b}`);
       const points = Array.from({ length: 13 }, (_, i) => along(a, b, i / 12).map((v) => v.toFixed(1)).join(",")).join(" ");
-      make("polyline", { points, fill: "none", stroke: report().style("--line"), "stroke-width": 1 }, group);
+      make("polyline", { points, fill: "none", stroke: "var(--line)", "stroke-width": 1 }, group);
     }
   };
 
