@@ -223,6 +223,7 @@ class ProcessGrid:
         return claimed
 
     def release_lanes(self, lanes: Iterable[int]) -> None:
+        """Give lanes back; what their last users are still reading is safe there."""
         self._free_lanes = sorted([*self._free_lanes, *lanes])
 
     def lane(self, axis: int, number: int) -> Lane | None:

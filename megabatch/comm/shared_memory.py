@@ -180,11 +180,6 @@ def serves(dtype: torch.dtype) -> bool:
     return library is not None and (dtype != torch.float16 or bool(library.megabatch_has_float16()))
 
 
-def why_not() -> str:
-    """Why there is no helper here; empty when there is one."""
-    return _loaded()[1]
-
-
 def _primitive(function: str, *options: int) -> Callable[..., Generator[None, None, None]]:
     """With the same two halves as those on Gloo; the first half does nothing."""
 
