@@ -68,7 +68,8 @@ def test_one_that_comes_gets_the_optimizer_as_it_lies_in_memory(optimizer: str, 
     settings = (*SETTINGS, f"optimizer.name={optimizer}", "optimizer.nesterov=false", "train.max_steps=400")
     folders = [tmp_path / "undisturbed", tmp_path / "run"]
     process = start(command(folders[0], "--workers", "1", overrides=settings))
-    assert process.communicate(timeout=200) and process.returncode == 0
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
     process = start(command(folders[1], "--workers", "2", "--elastic", overrides=settings))
     wait_for_rows(folders[1], process, at_least=8)
     workers_of(process)[0].kill()
