@@ -23,18 +23,9 @@ from megabatch.comm.channel import Channel, Passage, Turn, Workers
 from megabatch.comm.failures import report_lost_peer
 from megabatch.comm.grid import ProcessGrid
 from megabatch.comm.p2p import PeerLostError, cached_tag, message_tag
-from megabatch.comm.phases import (
-    MAX_TORUS_CHANNELS,
-    Division,
-    divisions,
-    num_channels,
-    phases,
-    staggered,
-    torus_form,
-)
+from megabatch.comm.phases import Division, divisions, num_channels, phases, staggered, torus_form
 from megabatch.comm.price import DEFAULT_SEGMENT_BYTES
 from megabatch.comm.primitives import split
-from megabatch.comm.shared_memory import serves
 from megabatch.errors import ConfigError
 
 CACHED_BYTES = 256 * 1024
@@ -82,9 +73,6 @@ class AllReducer:
         self._staging: torch.Tensor | None = None
         self._separate_links = grid.separate_links
         self._on_gloo = grid.on_gloo(phase.axis for phase in self.phases)
-        self._shares_memory = self._on_gloo and grid.shares_memory(phase.axis for phase in self.phases)
-        most = MAX_TORUS_CHANNELS if self._separate_links else 1
-        self._lanes = grid.claim_lanes(max(most, num_channels(self.phases)))
 
     def run(self, tensor: torch.Tensor, *, task: str = "all-reduce", call: int | None = None) -> None:
         """Sum or average `tensor` over the grid in place.
@@ -132,8 +120,6 @@ class AllReducer:
         if self._threads is not None:
             self._threads.stop(self.grid.timeout_seconds)
         self._threads = self._staging = None
-        self.grid.release_lanes(self._lanes)
-        self._lanes = []
         self._channels.clear()
         self._cached.clear()
 
@@ -162,7 +148,6 @@ class AllReducer:
             flat.numel() * dtype.itemsize > CACHED_BYTES
             or len(self._cached) >= _MAX_CACHED
             or self.algorithm == "backend"
-            or (self._shares_memory and self._lanes and serves(dtype))  # nothing is posted there
         ):
             return None
         tag = cached_tag(call, self._kind(flat, dtype))
@@ -211,7 +196,7 @@ class AllReducer:
 
     def _channels_for(self, message: torch.Tensor, own_primitives: bool) -> list[Channel]:
         form = torus_form(message.nbytes, separate_links=self._separate_links) if own_primitives else ()
-        key = (message.dtype, own_primitives, form)
+        key = (message.dtype in _HALVES, own_primitives, form)
         if key not in self._channels:
             self._channels[key] = self._new_channels(message, own_primitives)
         return self._channels[key]
@@ -225,19 +210,11 @@ class AllReducer:
         divided: Sequence[Division] = [Division()] * len(phase_list)
         if self.average:
             divided = divisions(phase_list, half_precision=message.dtype in _HALVES)
-        lanes = self._lanes if own_primitives and self._lanes and serves(message.dtype) else None
         channels: list[Channel] = []
         first = 0
         for number in range(num_channels(phase_list)):
             chosen = [pair for pair in zip(phase_list, divided, strict=True) if pair[0].channel == number]
-            channel = Channel(
-                self.grid,
-                chosen,
-                segment_bytes,
-                own_primitives=own_primitives,
-                first_action=first,
-                lane=lanes[number] if lanes else None,
-            )
+            channel = Channel(self.grid, chosen, segment_bytes, own_primitives=own_primitives, first_action=first)
             channels.append(channel)
             first = channel.end_action
         return channels

@@ -25,7 +25,6 @@ from megabatch.comm.calibration import Choice
 from megabatch.comm.p2p import Link, hang_up, new_group, uses_gloo
 from megabatch.comm.phases import WORLD
 from megabatch.comm.shape import GridShape, default_shape, parse_grid, ranks_text
-from megabatch.comm.shared_memory import LANES, Lane, SharedMemory, share_memory
 from megabatch.errors import CommunicationError, GridError, LaunchError
 from megabatch.machine import host_name
 
@@ -78,7 +77,6 @@ class ProcessGrid:
         store: Store | None = None,
         build: str = "",
         owns_groups: bool = True,
-        shared_memory: bool = False,
     ) -> None:
         self.shape = shape
         self.rank = rank
@@ -98,9 +96,6 @@ class ProcessGrid:
         self._reducers: dict[tuple[str, bool, torch.dtype | None], Reducer] = {}
         self._claimed_tags: set[int] = set()
         self._closed = False
-        self._wants_shared_memory = shared_memory
-        self._free_lanes = list(range(LANES))
-        self._shared: dict[int, SharedMemory] = {}
 
     def __enter__(self) -> ProcessGrid:
         return self
@@ -116,7 +111,6 @@ class ProcessGrid:
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
         check_consistency: bool = True,
         name: str = "",
-        shared_memory: bool = True,
     ) -> ProcessGrid:
         """Lay the initialised world out as `shape` ("2x4", (2, 4), or a mesh of torch); every rank must call it.
 
@@ -124,8 +118,7 @@ class ProcessGrid:
         the whole world, of any number of dimensions, are used as they are and stay the mesh's own. `timeout_seconds`
         bounds every later wait on this grid. `check_consistency=False` skips the exchange of shape and host names
         with the other ranks; a shape is then needed. Grids of one world are told apart by their number; ranks that
-        have made different numbers of them must give a name. With `shared_memory`, ranks along an axis that lies in one
-        host reduce through memory they share, where the machine offers it.
+        have made different numbers of them must give a name.
 
         Raises:
             GridError: the shape does not fit the world, or differs between ranks.
@@ -149,7 +142,7 @@ class ProcessGrid:
             groups = [shape.get_group(axis) if layout.shape.sizes[axis] > 1 else None for axis in axes]
         else:
             groups = [_axis_group(layout.shape, rank, axis, timeout_seconds, prefix) for axis in axes]
-        grid = cls(
+        return cls(
             layout.shape,
             rank,
             groups,
@@ -159,11 +152,7 @@ class ProcessGrid:
             store=PrefixStore("failures", store),
             build=prefix,
             owns_groups=not isinstance(shape, DeviceMesh),
-            shared_memory=shared_memory,
         )
-        for axis in layout.shape.axes:
-            grid._share(axis)
-        return grid
 
     @property
     def world_size(self) -> int:
@@ -198,7 +187,6 @@ class ProcessGrid:
             if default is not None and uses_gloo(default):
                 default = new_group(range(self.world_size), "world", self.timeout_seconds, self._build)
             self._groups[WORLD] = default
-            self._share(WORLD)
         group = self._groups[axis]
         assert group is not None, f"axis {axis} of grid {self.shape.text} has a single rank and no group"
         return group
@@ -210,29 +198,6 @@ class ProcessGrid:
     def link(self, axis: int) -> Link:
         """A new link to the ranks on this rank's line along an axis."""
         return Link(self.group(axis), self.axis_ranks(axis), self.axis_position(axis), self.timeout_seconds)
-
-    def claim_lanes(self, count: int) -> list[int]:
-        """Lanes of shared memory for the channels of a reducer; none where there are not enough of them.
-
-        All ranks must claim and release in the same order, as they make reducers.
-        """
-        claimed, rest = self._free_lanes[:count], self._free_lanes[count:]
-        if len(claimed) < count:
-            return []
-        self._free_lanes = rest
-        return claimed
-
-    def release_lanes(self, lanes: Iterable[int]) -> None:
-        """Give lanes back; what their last users are still reading is safe there."""
-        self._free_lanes = sorted([*self._free_lanes, *lanes])
-
-    def lane(self, axis: int, number: int) -> Lane | None:
-        """This rank's end of a lane along an axis; None where its ranks do not share memory."""
-        return self._shared[axis].lane(number, self.timeout_seconds) if axis in self._shared else None
-
-    def shares_memory(self, axes: Iterable[int]) -> bool:
-        """Whether the ranks along all of `axes` share memory."""
-        return all(axis in self._shared for axis in axes)
 
     def next_call(self) -> int:
         """Number of the next call on this grid; equal on all ranks, as they begin calls in the same order."""
@@ -269,8 +234,6 @@ class ProcessGrid:
 
     def hang_up(self) -> None:
         """Close this rank's connections, so that ranks waiting for it fail at once."""
-        for memory in self._shared.values():
-            memory.hang_up()
         for group in self._groups:
             if group is not None and uses_gloo(group):
                 hang_up(group)
@@ -284,20 +247,11 @@ class ProcessGrid:
         for reducer in self._reducers.values():
             reducer.close()
         self._reducers.clear()
-        for memory in self._shared.values():
-            memory.hang_up()
-        self._shared.clear()
         for group in self._groups if self._owns_groups else self._groups[WORLD:]:
             # Whoever ended torch.distributed before has ended our groups with it.
             if group is not dist.group.WORLD and group in dist.distributed_c10d._world.pg_map:
                 dist.destroy_process_group(group)
         self._groups = [None] * len(self._groups)
-
-    def _share(self, axis: int) -> None:
-        ranks, position = self.axis_ranks(axis), self.axis_position(axis)
-        memory = share_memory(self.group(axis), ranks, position, wanted=self._wants_shared_memory)
-        if memory is not None:
-            self._shared[axis] = memory
 
 
 def default_grid(timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS) -> GridShape:

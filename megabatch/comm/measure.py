@@ -123,7 +123,6 @@ def measure_axis(grid: ProcessGrid, axis: int, *, budget_seconds: float = 1.0) -
         solo_small, solo = _by_line(lines, gather(grid, alone))
         (solo_rate,) = _rates(solo[:1], (solo_small if tells else nothing)[:1], more_bytes, num_steps)
         solo_rate = min(solo_rate, sharing * rates[0])
-    probe.close()
     return AxisMeasurement(lines, tuple(latency), tuple(rates), overhead, solo_rate)
 
 
@@ -197,15 +196,9 @@ class _Probe:
         ring, direct = (Phase("all_reduce", "ring", axis, self._size), Phase("all_reduce", "direct", axis, self._size))
         self._name = ring.name(grid.shape.names)
         own = self._device.type == "cpu" and grid.on_gloo([axis])
-        self._lanes = grid.claim_lanes(2)
         self._ring, self._direct = (
-            Channel(grid, [(phase, Division())], _NO_SEGMENTS, own_primitives=own, lane=lane)
-            for phase, lane in zip((ring, direct), self._lanes or (None, None), strict=True)
+            Channel(grid, [(phase, Division())], _NO_SEGMENTS, own_primitives=own) for phase in (ring, direct)
         )
-
-    def close(self) -> None:
-        """Give the lanes back."""
-        self._grid.release_lanes(self._lanes)
 
     def seconds(self, chunk_bytes: int, repeats: int = 1, *, direct: bool = False, takes_part: bool = True) -> float:
         """This rank's shortest time for chunks of about `chunk_bytes` (at least one element), or 0 if it stands by."""

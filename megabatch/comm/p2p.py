@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -219,16 +219,7 @@ def _wait(work: Any, timeout: timedelta, peer: int | None) -> None:
         raise PeerLostError(peer, timed_out=timed_out) from error
 
 
-class Place(Protocol):
-    """Where a rank stands on an axis."""
-
-    @property
-    def size(self) -> int: ...
-    @property
-    def position(self) -> int: ...
-
-
-def own_chunk(part: torch.Tensor, link: Place) -> torch.Tensor:
+def own_chunk(part: torch.Tensor, link: Link) -> torch.Tensor:
     """The part of a message that this rank owns; lengths differ by at most one element, and every rank cuts alike."""
     numel, me = part.numel(), link.position
     return part[numel * me // link.size : numel * (me + 1) // link.size]

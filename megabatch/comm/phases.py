@@ -46,7 +46,7 @@ SHORT_MESSAGE_BYTES = 256 * 1024
 """Up to here latency and the cost of a message count, not bytes."""
 
 _CHANNEL_BYTES = 4 * 2**20
-MAX_TORUS_CHANNELS = 4
+_MAX_TORUS_CHANNELS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ def torus_form(message_bytes: float, *, separate_links: bool) -> tuple[Pattern, 
     """(pattern, channels) of the torus for a message: one hop per phase, rings, or rings for several parts at once."""
     if message_bytes <= SHORT_MESSAGE_BYTES:
         return "direct", 1
-    return "ring", max(1, min(int(message_bytes // _CHANNEL_BYTES), MAX_TORUS_CHANNELS)) if separate_links else 1
+    return "ring", max(1, min(int(message_bytes // _CHANNEL_BYTES), _MAX_TORUS_CHANNELS)) if separate_links else 1
 
 
 def torus_phases(

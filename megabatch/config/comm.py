@@ -20,8 +20,6 @@ class CommConfig(Section):
     `grad_dtype` is the precision of gradients on their way.
     `sums` says how ghost batches' gradients are added: "exact" in integers, to the same bits on any number of workers;
     "float" in floating point. Exact is the default where `grad_dtype` is fp32, and needs it.
-    `shared_memory` lets workers of one host reduce through memory that they share, where the machine offers it; the
-    bits are the same either way, and "backend" never uses it.
     """
 
     algorithm: Literal[
@@ -30,7 +28,6 @@ class CommConfig(Section):
     grad_dtype: Literal["fp32", "fp16", "bf16"] = "fp32"
     sums: Literal["exact", "float"] = "exact"
     backend: Literal["auto", "gloo", "nccl"] = "auto"  # auto: nccl with CUDA devices, else gloo
-    shared_memory: bool = True
     bucket_mb: Positive = 25.0  # gradients that DDP sends together
     timeout_seconds: Positive = 600.0  # a worker that is silent for so long is lost
     hang_seconds: Positive = 15.0  # elastic runs leave a worker behind that is silent for so long

@@ -115,13 +115,7 @@ class Components:
         """Send gradients over the world of the moment from now on; DDP and everything else stay as they are."""
         comm = self.config.comm
         try:
-            grid = ProcessGrid.build(
-                shape,
-                timeout_seconds=timeout_seconds,
-                check_consistency=False,
-                name="elastic",
-                shared_memory=comm.shared_memory,
-            )
+            grid = ProcessGrid.build(shape, timeout_seconds=timeout_seconds, check_consistency=False, name="elastic")
         except LaunchError as error:
             raise CommunicationError(str(error)) from None
         grid.asks_who_is_missing = False
@@ -239,7 +233,7 @@ def _gradient_hook(
     exact = comm.sums == "exact"
     if not exact and (world.size == 1 or (comm.algorithm == "backend" and comm.grad_dtype == "fp32")):
         return None, ExposedTimeHook(device)
-    grid = ProcessGrid.build(shape, timeout_seconds=comm.timeout_seconds, shared_memory=comm.shared_memory)
+    grid = ProcessGrid.build(shape, timeout_seconds=comm.timeout_seconds)
     algorithm = comm.algorithm if world.size > 1 else "backend"
     state, hook = gradient_hook(grid, algorithm, grad_dtype=_DTYPES[comm.grad_dtype], exact=exact)
     return state, ExposedTimeHook(device, hook, state)

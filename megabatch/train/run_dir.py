@@ -30,7 +30,6 @@ _HARMLESS = (
     "comm.algorithm",
     "comm.backend",
     "comm.bucket_mb",
-    "comm.shared_memory",
     "comm.max_restarts",
     "comm.timeout_seconds",
     "comm.hang_seconds",

@@ -30,7 +30,7 @@ def slow_down(patch: pytest.MonkeyPatch, ranks: set[int], bytes_per_second: floa
 
 
 def _measure(rank: int) -> dict[str, Any]:
-    grid = ProcessGrid.build("2x2", timeout_seconds=30, shared_memory=False)
+    grid = ProcessGrid.build("2x2", timeout_seconds=30)
     told: dict[str, Any] = {"table": gather(grid, [float(rank), -1.5 * rank])}
     told["text"] = from_rank_0(grid, f"gr\u00fcn {rank}")
     told["empty"] = from_rank_0(grid, "" if rank == 0 else "x")

@@ -56,7 +56,7 @@ def _record(monkeypatch: pytest.MonkeyPatch) -> list[Event]:
 
 
 def _count(rank: int, shape: str) -> dict[tuple[str, int], list[Event]]:
-    grid = ProcessGrid.build(shape, timeout_seconds=20, shared_memory=False)
+    grid = ProcessGrid.build(shape, timeout_seconds=20)
     counted: dict[tuple[str, int], list[Event]] = {}
     for algorithm in OWN_ALGORITHMS:
         for segment_bytes in (2**30, 64):
