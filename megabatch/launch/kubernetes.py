@@ -152,7 +152,7 @@ def _resources(request: LaunchRequest, memory: str) -> dict[str, Any]:
 def _volumes(claim: str) -> list[dict[str, Any]]:
     return [
         {"name": "shared", "persistentVolumeClaim": {"claimName": claim}},
-        # Workers on one node exchange images and gradients through shared memory; 64 MB, the default, is too little.
+        # Loader processes hand images over in shared memory; 64 MB, the default, is too little.
         {"name": "shm", "emptyDir": {"medium": "Memory"}},
     ]
 
