@@ -5,8 +5,12 @@
 Faults: kill -9 of any worker, of the main rank, of one inside an all-reduce, of the one that writes a checkpoint, of
 two or of all at once; a worker stopped (SIGSTOP) for a moment; a worker, or the main rank, stopped for longer than
 `comm.hang_seconds`; one more worker from a second command, and its death; a worker that leaves (SIGTERM); a stop of
-the run and a resume; launcher and all workers killed, the newest checkpoint damaged, and a resume; a disk that takes
-nothing more, and a resume.
+the run and a resume; launcher and all workers killed, the newest checkpoint damaged, and a resume; a full disk (a small
+file system of its own for root, else a limit on files of the main rank), and a resume.
+
+Every second run trains with LARS, the others with SGD. Every third run is on two hosts of the network laboratory
+(`benchmarks.netlab`, only for root), where the network of a host is cut for a moment, or for longer than
+`comm.hang_seconds`. There are no second commands and no resumes there.
 
 A run is good when it ends by itself, its weights have the SHA-256 of one undisturbed worker, the steps in
 metrics.jsonl are 1 to N without gap or repetition, and no process or temporary file is left over. The seconds from a
@@ -39,6 +43,7 @@ import psutil
 
 from benchmarks.disturbed import (
     HANG_SECONDS,
+    OPTIMIZERS,
     PATIENCE_SECONDS,
     STEPS,
     WORKERS,
@@ -47,6 +52,8 @@ from benchmarks.disturbed import (
     undisturbed,
     weights_of,
 )
+from benchmarks.disturbed_hosts import HOSTS, NETWORK, DisturbedHosts
+from benchmarks.netlab import laboratory, unavailable_reason
 
 OUTPUT = Path(__file__).parents[1] / "docs" / "results" / "chaos.json"
 # The kinds, and how often each comes. Those that end the run and resume it cost a start of all workers.
@@ -65,7 +72,13 @@ WEIGHTS = {
     "leave": 2,
     "stop and resume": 1,
     "kill all, damage the newest checkpoint, resume": 1,
-    "full disk, resume": 1,
+    "full disk, resume": 2,
+}
+CUTS = {"cut a host off": 6, "cut a host off for a moment": 3}
+WEIGHTS_ON_HOSTS = CUTS | {
+    kind: weight
+    for kind, weight in WEIGHTS.items()
+    if not kind.endswith(("resume", "join", "joined")) and kind != "kill every worker"
 }
 KILLS = tuple(kind for kind in WEIGHTS if kind.startswith("kill") and "all," not in kind)
 
@@ -94,6 +107,13 @@ def disturb(run: Disturbed, kind: str, chance: random.Random) -> dict[str, Any] 
         return begun
     if kind == "join":
         run.add_guest()
+        return begun
+    if kind in CUTS:
+        assert isinstance(run, DisturbedHosts)
+        host = chance.randint(1, HOSTS)
+        run.lab.cut_host(host)
+        time.sleep(chance.uniform(0.1, 0.5) * HANG_SECONDS if "moment" in kind else 2.0 * HANG_SECONDS)
+        run.lab.join_host(host)
         return begun
     return _end_and_resume(run, kind, chance, begun)
 
@@ -163,7 +183,11 @@ def _end_and_resume(run: Disturbed, kind: str, chance: random.Random, begun: dic
     if launcher is None:
         return None
     main = run.main_rank()
-    if kind.startswith("full disk"):
+    if run.has_small_disk and kind.startswith("full disk"):
+        with run.full_disk(free_bytes=chance.choice((0, 4096, 65536))):
+            run.wait(lambda: False)  # the run ends by itself
+            begun["exit_code"] = launcher.poll()
+    elif kind.startswith("full disk"):
         if main is None:
             return None
         hard = main.rlimit(resource.RLIMIT_FSIZE)[1]
@@ -174,7 +198,7 @@ def _end_and_resume(run: Disturbed, kind: str, chance: random.Random, begun: dic
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.send_signal(signal.SIGTERM if kind.startswith("stop") else signal.SIGKILL)
     run.processes()
-    if kind.startswith("full disk"):
+    if kind.startswith("full disk") and not run.has_small_disk:
         run.wait(lambda: main is None or not main.is_running())
         with contextlib.suppress(psutil.TimeoutExpired):
             launcher.wait(timeout=15)
@@ -202,9 +226,11 @@ def _end_and_resume(run: Disturbed, kind: str, chance: random.Random, begun: dic
     return begun
 
 
-def schedule(chance: random.Random, num_faults: int, steps: int) -> Iterator[tuple[int, float, str]]:
+def schedule(
+    chance: random.Random, num_faults: int, steps: int, weights: dict[str, int]
+) -> Iterator[tuple[int, float, str]]:
     """Which faults come at which steps, and how many seconds later; a run has at most one resume and one leave."""
-    kinds = chance.choices(list(WEIGHTS), list(WEIGHTS.values()), k=num_faults)
+    kinds = chance.choices(list(weights), list(weights.values()), k=num_faults)
     for word in ("resume", "leave"):
         for kind in [kind for kind in kinds if kind.endswith(word)][1:]:
             kinds[kinds.index(kind)] = "kill"
@@ -213,10 +239,33 @@ def schedule(chance: random.Random, num_faults: int, steps: int) -> Iterator[tup
         yield int(5 + between * (number + chance.random())), chance.uniform(0.0, 0.2), kind
 
 
-def make(scratch: Path, seed: str, faults: Iterable[tuple[int, float, str]], steps: int, wanted: str) -> dict[str, Any]:
+def make(
+    scratch: Path,
+    seed: str,
+    faults: Iterable[tuple[int, float, str]],
+    steps: int,
+    wanted: str,
+    *,
+    optimizer: str = "sgd",
+    on_hosts: bool = False,
+) -> dict[str, Any]:
     """Make one run; what was done to it and what became of it. faults: as `schedule` says."""
-    chance = random.Random(seed)
-    run, done, problem, began = Disturbed(scratch, steps), [], "", time.monotonic()
+    faults, settings = list(faults), OPTIMIZERS[optimizer]
+    with contextlib.ExitStack() as stack:
+        if on_hosts:
+            run: Disturbed = DisturbedHosts(scratch, steps, settings, stack.enter_context(laboratory(NETWORK)))
+        else:
+            run = Disturbed(scratch, steps, settings)
+        if os.geteuid() == 0 and any(kind.startswith("full disk") for _, _, kind in faults):
+            stack.enter_context(run.on_small_disk())
+        made = _make(run, random.Random(seed), faults, wanted)
+    return {"optimizer": optimizer, "hosts": HOSTS if on_hosts else 1, **made}
+
+
+def _make(
+    run: Disturbed, chance: random.Random, faults: Iterable[tuple[int, float, str]], wanted: str
+) -> dict[str, Any]:
+    done, problem, began = [], "", time.monotonic()
     try:
         run.start()
         for step, delay, kind in faults:
@@ -228,7 +277,7 @@ def make(scratch: Path, seed: str, faults: Iterable[tuple[int, float, str]], ste
         run.wait(lambda: False, 600.0)
     except TimeoutError as error:
         problem = f"{error}; "
-        dump = scratch / "stacks"
+        dump = run.temporary.parent / "stacks"
         for process in run.processes():
             subprocess.run(f"py-spy dump --pid {process.pid} >>{dump} 2>&1", shell=True, check=False)
     left = run.end()
@@ -268,6 +317,8 @@ def table(runs: dict[str, dict[str, Any]]) -> str:
             f"{kind:50} {count:>4}  {spread([f['seconds'] for f in faults if f['kind'] == kind and 'seconds' in f])}"
         )
     lines.append(f"{'all':50} {len(faults):>4}  {spread([fault['seconds'] for fault in faults if 'seconds' in fault])}")
+    of_kind = Counter((run["optimizer"], run["hosts"]) for run in runs.values())
+    lines += [f"{count} runs with {name} on {hosts} host(s)" for (name, hosts), count in sorted(of_kind.items())]
     good = sum(not run["problem"] for run in runs.values())
     lines.append(f"{good} of {len(runs)} runs ended with the bits of the undisturbed one and left nothing over")
     lines += [f"  run {name}: {run['problem']}" for name, run in runs.items() if run["problem"]]
@@ -300,18 +351,24 @@ def main() -> None:
         stored = before if all(before[name] == stored[name] for name in ("seed", "steps", "workers")) else stored
     with tempfile.TemporaryDirectory() as temporary:
         scratch = options.keep or Path(temporary)
-        wanted = undisturbed(scratch, steps)
+        wanted = {optimizer: undisturbed(scratch, steps, optimizer) for optimizer in OPTIMIZERS}
         for number in range(1, num_runs + 1):
             if str(number) in stored["runs"]:
                 continue
             count = num_faults * number // num_runs - num_faults * (number - 1) // num_runs
             seed = f"{options.seed} {number}"
-            faults = schedule(random.Random(seed), count, steps)
-            run = make(scratch / f"run-{number}", seed, faults, steps, wanted)
+            on_hosts = number % 3 == 0 and not unavailable_reason()
+            faults = schedule(random.Random(seed), count, steps, WEIGHTS_ON_HOSTS if on_hosts else WEIGHTS)
+            optimizer = "lars" if number % 2 == 0 else "sgd"
+            place = scratch / f"run-{number}"
+            run = make(place, seed, faults, steps, wanted[optimizer], optimizer=optimizer, on_hosts=on_hosts)
             stored["runs"][str(number)] = run
             if not options.json:
                 kinds = ", ".join(fault["kind"] for fault in run["faults"])
-                print(f"run {number}: {kinds}: {run['problem'] or 'equal'} ({run['seconds']:.0f} s)", flush=True)
+                where = f"{optimizer}, {run['hosts']} host(s)"
+                print(
+                    f"run {number}, {where}: {kinds}: {run['problem'] or 'equal'} ({run['seconds']:.0f} s)", flush=True
+                )
             if not options.quick:
                 OUTPUT.write_text(json.dumps(stored, indent=1) + "\n")
     print(json.dumps(stored) if options.json else table(stored["runs"]))

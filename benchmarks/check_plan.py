@@ -24,7 +24,7 @@ from benchmarks.simulators.simulate import lock_step_seconds, simulate_all_reduc
 from megabatch.comm.phases import phases
 from megabatch.errors import ConfigError, MegabatchError
 from megabatch.plan.cluster import Cluster
-from megabatch.plan.plan_file import PlanRequest, run
+from megabatch.plan.request import PlanRequest, run
 from megabatch.plan.step import Candidate
 from megabatch.plan.workload import Workload, fill_buckets
 

@@ -10,10 +10,11 @@ import hashlib
 import json
 import os
 import secrets
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +40,22 @@ SETTINGS = (
     f"comm.hang_seconds={HANG_SECONDS}",
     "log.to=[]",
 )
-PATIENCE_SECONDS = 240.0
+OPTIMIZERS: dict[str, tuple[str, ...]] = {
+    "sgd": (),
+    "lars": ("optimizer.name=lars", "optimizer.nesterov=false", "optimizer.lars.trust_coefficient=0.02"),
+}
+PATIENCE_SECONDS = 900.0  # on a machine with ten times the work it can do, a start takes minutes
+END_SECONDS = 60.0  # for a process that has nothing left to do
+_DISK_BYTES = 64 * 2**20
 
 
 class Disturbed:
-    """One run and what is done to it."""
+    """One run and what is done to it. settings: of the recipe, beside SETTINGS."""
 
-    def __init__(self, scratch: Path, steps: int) -> None:
+    def __init__(self, scratch: Path, steps: int, settings: Sequence[str] = ()) -> None:
         self.folder, self.temporary, self.steps = scratch / "run", scratch / "tmp", steps
+        self.settings = tuple(settings)
+        self.has_small_disk = False
         self.temporary.mkdir(parents=True)
         self.told = (scratch / "told").open("ab")
         self.environment = {**os.environ, "TMPDIR": str(self.temporary), "MEGABATCH_TOKEN": secrets.token_hex(32)}
@@ -56,14 +65,38 @@ class Disturbed:
         self.founders: set[int] = set()
         self.noted = 0  # changes of membership that earlier starts of the run noted
 
-    def start(self, workers: int = WORKERS, *, resume: bool = False) -> psutil.Popen:
-        words = [*command(self.folder, self.steps), "--workers", str(workers), "--elastic"]
-        launcher = psutil.Popen(
-            [*words, *["--resume"] * resume], env=self.environment, stdout=self.told, stderr=self.told
-        )
-        self.launchers.append(launcher)
+    def start(self, *, resume: bool = False) -> None:
+        words = [*command(self.folder, self.steps, self.settings), "--workers", str(WORKERS), "--elastic"]
+        self.launchers.append(self.open([*words, *["--resume"] * resume]))
         self.founders, self.noted = set(), len(self.changes())
-        return launcher
+
+    def open(self, words: list[str]) -> psutil.Popen:
+        return psutil.Popen(words, env=self.environment, stdout=self.told, stderr=self.told)
+
+    @contextlib.contextmanager
+    def on_small_disk(self) -> Iterator[None]:
+        """Let the run folder be a file system of its own while the block lasts; needs root."""
+        self.folder.mkdir(parents=True)
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES}", "chaos", str(self.folder)], check=True, timeout=30
+        )
+        self.has_small_disk = True
+        try:
+            yield
+        finally:
+            subprocess.run(["umount", "--lazy", str(self.folder)], check=True, timeout=30)
+
+    @contextlib.contextmanager
+    def full_disk(self, free_bytes: int) -> Iterator[None]:
+        """Fill the small disk but for so many bytes while the block lasts."""
+        ballast = self.folder / ".ballast"
+        with ballast.open("wb", buffering=0) as file:
+            with contextlib.suppress(OSError):
+                while True:
+                    file.write(bytes(2**16))
+            file.truncate(max(0, file.tell() - free_bytes))
+        yield
+        ballast.unlink()
 
     def processes(self) -> list[psutil.Process]:
         """The workers that live, of all launchers."""
@@ -101,7 +134,11 @@ class Disturbed:
     def changes(self) -> list[dict[str, Any]]:
         path = self.folder / "membership.jsonl"
         lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-        return [json.loads(line) for line in lines]
+        found = []
+        for line in lines:
+            with contextlib.suppress(ValueError):  # half a line, from a disk that was full
+                found.append(json.loads(line))
+        return found
 
     def is_over(self) -> bool:
         return all(launcher.poll() is not None for launcher in self.launchers)
@@ -126,16 +163,17 @@ class Disturbed:
 
     def add_guest(self) -> None:
         """Start one more worker by a command of its own, which knows address and token."""
-        [address] = [one.laddr for one in self.launchers[-1].net_connections("tcp") if one.status == psutil.CONN_LISTEN]
-        words = [*command(self.folder, self.steps), "--workers", "1", "--elastic", f"127.0.0.1:{address.port}"]
-        self.guests.append(psutil.Popen(words, env=self.environment, stdout=self.told, stderr=self.told))
+        listening = [one for one in self.launchers[-1].net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+        [port] = [one.laddr.port for one in listening if _is_door(one.laddr.port)]
+        words = [*command(self.folder, self.steps, self.settings), "--workers", "1", "--elastic", f"127.0.0.1:{port}"]
+        self.guests.append(self.open(words))
 
     def end(self) -> list[psutil.Process]:
         """Free everything; returns the processes that were still there without need."""
         self.processes()
-        psutil.wait_procs(self.guests, timeout=60)  # one that came late has yet to find out that the run is over
+        psutil.wait_procs(self.guests, timeout=END_SECONDS)  # one that came late has yet to find out that all is over
         left = [p for p in self.family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-        left = [process for process in psutil.wait_procs(left, timeout=5)[1] if isinstance(process, psutil.Process)]
+        left = [p for p in psutil.wait_procs(left, timeout=END_SECONDS)[1] if isinstance(p, psutil.Process)]
         for process in [*left, *self.launchers, *self.guests]:
             with contextlib.suppress(psutil.Error):
                 process.kill()
@@ -145,9 +183,16 @@ class Disturbed:
         return left
 
 
-def command(folder: Path, steps: int) -> list[str]:
-    settings = [word for one in (*SETTINGS, f"train.max_steps={steps}") for word in ("--set", one)]
-    return [sys.executable, "-m", "megabatch", "train", "demo", "--output", str(folder), *settings]
+def command(folder: Path, steps: int, settings: Sequence[str] = ()) -> list[str]:
+    words = [word for one in (*SETTINGS, *settings, f"train.max_steps={steps}") for word in ("--set", one)]
+    return [sys.executable, "-m", "megabatch", "train", "demo", "--output", str(folder), *words]
+
+
+def _is_door(port: int) -> bool:
+    """Whether the door of a lighthouse listens there, and not the lighthouse itself."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0) as connection:
+        return connection.recv(100).startswith(b"megabatch")
+    return False
 
 
 def pid_of(name: str) -> int:
@@ -159,8 +204,9 @@ def weights_of(folder: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
 
 
-def undisturbed(scratch: Path, steps: int) -> str:
-    folder = scratch / "undisturbed"
+def undisturbed(scratch: Path, steps: int, optimizer: str = "sgd") -> str:
+    folder = scratch / f"undisturbed-{optimizer}"
     if not (folder / "model.safetensors").exists():
-        subprocess.run([*command(folder, steps), "--workers", "1"], check=True, stdout=subprocess.DEVNULL)
+        words = [*command(folder, steps, OPTIMIZERS[optimizer]), "--workers", "1"]
+        subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
     return weights_of(folder)

@@ -1,13 +1,15 @@
 """What exact sums cost: time of a training step with comm.sums=exact over comm.sums=float.
 
-    python -m benchmarks.exact_cost [--case resnet8] [--workers 2] [--rounds 40] [--algorithm torus] [--json]
+    python -m benchmarks.exact_cost [--case resnet8] [--workers 2] [--repeats 10] [--rounds 10] [--profile] [--json]
 
-Every rank holds two trainings that differ in `comm.sums` alone and makes a few steps of each in turn, in the order
-exact, float, float, exact. A round's ratio is between two turns that follow one another, so a busy machine is busy for
-both. A turn's time is that of the slowest rank. Beside it stand the processor seconds of all ranks: they hardly depend
-on what else the machine does, and leave out waiting. What is printed is the median of the ratios with its 95 %
-interval (by ranks of the sorted ratios: nothing is assumed about their distribution), and the same for a float training
-against its own twin, which shows what ratio is noise. `--profile` adds where the time of exact sums goes.
+Every rank holds three trainings: one with exact sums, one with sums in floats, and a twin of the latter. Each makes a
+few steps in turn, in random order, so a busy machine is busy for all. A turn's time is that of the slowest rank. Beside
+it stand the processor seconds of all ranks: they hardly depend on what else the machine does, and leave out waiting.
+Two trainings in one process differ by some per cent for as long as it lives, by where their memory happens to lie, so
+each repeat has new processes and builds its trainings in another order. Printed are the median over the repeats of the
+ratio of a repeat (the median of its rounds) and its 95 % interval, by ranks of the sorted ratios: nothing is assumed
+about their distribution. The same for the twin over its twin shows what ratio is noise. `--profile` adds where the
+processor seconds of exact sums go.
 """
 
 from __future__ import annotations
@@ -15,16 +17,20 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
+from itertools import product
+from operator import truediv
 from typing import Any
 
 from benchmarks.gate import local_ranks
 
 TARGET = 1.03
+KINDS = ("float", "exact", "twin")  # the last as the first
 CASES: dict[str, tuple[int, tuple[str, ...]]] = {  # steps in a turn, settings
     "resnet8": (4, ("data.image_size=28", "data.generated.channels=1")),
     "resnet50": (
@@ -50,8 +56,8 @@ PARTS = {  # what exact sums add to a step
 }
 
 
-def measure(rank: int, workers: int, name: str, algorithm: str, rounds: int, twins: bool, profile: bool) -> Any:
-    """On every rank: seconds of each turn, by training; and seconds a step by part."""
+def measure(rank: int, workers: int, name: str, algorithm: str, rounds: int, repeat: int, profile: bool) -> Any:
+    """On every rank: seconds and processor seconds of each turn, by training; and of exact sums by part."""
     import torch
     import torch.distributed as dist
 
@@ -63,7 +69,7 @@ def measure(rank: int, workers: int, name: str, algorithm: str, rounds: int, twi
     from megabatch.train.components import build_components
     from megabatch.train.metrics import Stopwatch
     from megabatch.train.step import train_step, warm_up_pass
-    from megabatch.train.world import World
+    from megabatch.workers.world import World
 
     dist.init_process_group("gloo", timeout=timedelta(seconds=600))
     turn_steps, settings = CASES[name]
@@ -92,42 +98,42 @@ def measure(rank: int, workers: int, name: str, algorithm: str, rounds: int, twi
             step = next(steps)
             ghosts = [Ghost(images, labels, positions.start // size, idle=False) for positions in step.ghosts]
             schedule_optimizer(components.optimizer, config.optimizer, step.epoch, step=step)
-            while train_step(components, step, ghosts, 0, watch) is None:
-                pass
+            train_step(components, step, ghosts, 0, watch)  # again by itself where a sum does not fit
 
         return one_step
 
-    pair = [training("float" if twins else "exact"), training("float")]
-    for one_step in pair:
+    chance = random.Random(repeat)  # the same on all ranks
+    trainings: dict[str, Callable[[], None]] = {}
+    for kind in chance.sample(KINDS, len(KINDS)):
+        trainings[kind] = training("exact" if kind == "exact" else "float")
+    for one_step in trainings.values():
         for _ in range(3):
             one_step()
     spent: dict[str, float] = dict.fromkeys(PARTS, 0.0)
-    turns: list[list[float]] = [[], []]
-    cpu: list[list[float]] = [[], []]
-    with timed(spent) if profile else nothing():
-        for number in range(rounds):
-            for which in (0, 1) if number % 2 == 0 else (1, 0):
-                dist.barrier()
+    turns: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    cpu: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for _ in range(rounds):
+        for kind in chance.sample(KINDS, len(KINDS)):
+            dist.barrier()
+            with timed(spent) if profile and kind == "exact" else nullcontext():
                 begin, cpu_begin = time.perf_counter(), time.process_time()
                 for _ in range(turn_steps):
-                    pair[which]()
-                turns[which].append((time.perf_counter() - begin) / turn_steps)
-                cpu[which].append((time.process_time() - cpu_begin) / turn_steps)
-    slowest, cpu_total = torch.tensor(turns, dtype=torch.float64), torch.tensor(cpu, dtype=torch.float64)
+                    trainings[kind]()
+                turns[kind].append((time.perf_counter() - begin) / turn_steps)
+                cpu[kind].append((time.process_time() - cpu_begin) / turn_steps)
+    slowest = torch.tensor([turns[kind] for kind in KINDS], dtype=torch.float64)
+    cpu_total = torch.tensor([cpu[kind] for kind in KINDS], dtype=torch.float64)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     dist.all_reduce(cpu_total)
     dist.barrier()
     dist.destroy_process_group()
-    return (
-        slowest.tolist(),
-        cpu_total.tolist(),
-        {part: seconds / (rounds * turn_steps) for part, seconds in spent.items()},
-    )
+    parts = {part: seconds / (rounds * turn_steps) for part, seconds in spent.items()}
+    return dict(zip(KINDS, slowest.tolist(), strict=True)), dict(zip(KINDS, cpu_total.tolist(), strict=True)), parts
 
 
 @contextmanager
 def timed(spent: dict[str, float]) -> Iterator[None]:
-    """Add up the seconds spent in the methods of PARTS; the training in floats calls `after_step` too."""
+    """Add up the processor seconds spent in the methods of PARTS; sums in floats need the statistics, too."""
     from importlib import import_module
 
     originals = []
@@ -135,23 +141,18 @@ def timed(spent: dict[str, float]) -> Iterator[None]:
         kind = getattr(import_module(module), owner)
         original = getattr(kind, method)
 
-        def wrapped(*args: Any, _part: str = part, _original: Callable[..., Any] = original) -> Any:
-            begin = time.perf_counter()
+        def wrapped(*args: Any, _part: str = part, _original: Callable[..., Any] = original, **options: Any) -> Any:
+            begin = time.thread_time()
             try:
-                return _original(*args)
+                return _original(*args, **options)
             finally:
-                spent[_part] += time.perf_counter() - begin
+                spent[_part] += time.thread_time() - begin
 
         setattr(kind, method, wrapped)
         originals.append((kind, method, original))
     yield
     for kind, method, original in originals:
         setattr(kind, method, original)
-
-
-@contextmanager
-def nothing() -> Iterator[None]:
-    yield
 
 
 def interval_of_median(values: Sequence[float]) -> tuple[float, float]:
@@ -163,16 +164,19 @@ def interval_of_median(values: Sequence[float]) -> tuple[float, float]:
     return ordered[max(0, lowest - 1)], ordered[min(count - 1, count - lowest)]
 
 
-def summary(turns: list[list[float]]) -> dict[str, Any]:
-    """Median of the paired ratios, with interval and n."""
-    ratios = [exact / plain for exact, plain in zip(*turns, strict=True)]
-    low, high = interval_of_median(ratios)
+def summary(repeats: Sequence[dict[str, list[float]]], kind: str) -> dict[str, Any]:
+    """The seconds of a training over those of the one in floats: median over the repeats, with interval and n.
+
+    repeats: seconds of each turn, by training.
+    """
+    of_repeats = [statistics.median(map(truediv, turns[kind], turns["float"])) for turns in repeats]
     return {
-        "ratio": statistics.median(ratios),
-        "interval": [low, high],
-        "rounds": len(ratios),
-        "exact_seconds": statistics.median(turns[0]),
-        "float_seconds": statistics.median(turns[1]),
+        "ratio": statistics.median(of_repeats),
+        "interval": list(interval_of_median(of_repeats)),
+        "repeats": len(of_repeats),
+        "rounds": len(repeats[0][kind]),
+        "seconds": statistics.median(second for turns in repeats for second in turns[kind]),
+        "float_seconds": statistics.median(second for turns in repeats for second in turns["float"]),
     }
 
 
@@ -180,32 +184,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=[*CASES, "all"], default="all")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--repeats", type=int, default=10, help="each with new processes")
+    parser.add_argument("--rounds", type=int, default=10, help="in each repeat")
     parser.add_argument("--algorithm", default="torus")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     results: dict[str, Any] = {"target": TARGET, "workers": options.workers, "algorithm": options.algorithm}
     for name in CASES if options.case == "all" else [options.case]:
-        for twins in (False, True):
-            arguments = (options.workers, name, options.algorithm, options.rounds, twins, options.profile)
-            [(turns, cpu, parts), *_] = local_ranks(options.workers, measure, *arguments, timeout_seconds=7200)
-            found = summary(turns) | {f"cpu_{key}": value for key, value in summary(cpu).items() if key != "rounds"}
-            what = "float over its twin" if twins else "exact over float"
-            results[f"{name}, {what}"] = {**found, **({"parts": parts} if options.profile else {})}
-            if options.json:
-                continue
-            for kind, clock in (("", "wall clock"), ("cpu_", "processor")):
-                low, high = found[f"{kind}interval"]
+        clocks: tuple[list[dict[str, list[float]]], ...] = ([], [])
+        for repeat in range(options.repeats):
+            arguments = (options.workers, name, options.algorithm, options.rounds, repeat, options.profile)
+            [(*seconds, parts), *_] = local_ranks(options.workers, measure, *arguments, timeout_seconds=7200)
+            for found, of_repeat in zip(clocks, seconds, strict=True):
+                found.append(of_repeat)
+        for kind, clock in product(KINDS[1:], ("wall clock", "processor")):
+            found_of = summary(clocks[clock == "processor"], kind)
+            results[f"{name}, {kind} over float, {clock}"] = found_of
+            low, high = found_of["interval"]
+            if not options.json:
                 print(
-                    f"{name}, {what}, {clock}: ratio {found[f'{kind}ratio']:.3f} [{low:.3f} - {high:.3f}], "
-                    f"n = {found['rounds']}; {found[f'{kind}exact_seconds'] * 1e3:.1f} and "
-                    f"{found[f'{kind}float_seconds'] * 1e3:.1f} ms a step",
+                    f"{name}, {kind} over float, {clock}: ratio {found_of['ratio']:.3f} [{low:.3f} - {high:.3f}], "
+                    f"n = {found_of['repeats']} repeats of {found_of['rounds']} rounds; "
+                    f"{found_of['seconds'] * 1e3:.1f} and {found_of['float_seconds'] * 1e3:.1f} ms a step",
                     flush=True,
                 )
-            if options.profile and not twins:
-                for part, seconds in parts.items():
-                    print(f"    {part:24} {seconds * 1e3:8.3f} ms a step on rank 0")
+        if options.profile:
+            results[f"{name}, parts"] = parts
+            for part, second in parts.items() if not options.json else ():
+                print(f"    {part:24} {second * 1e3:8.3f} ms a step on rank 0, last repeat")
     if options.json:
         print(json.dumps(results))
 

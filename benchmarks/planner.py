@@ -27,7 +27,7 @@ from megabatch.plan.cluster_file import load_cluster
 from megabatch.plan.convergence import mlperf_law
 from megabatch.plan.estimate import Estimator
 from megabatch.plan.network import Network, price_curve, price_swaps
-from megabatch.plan.plan_file import PlanRequest, run
+from megabatch.plan.request import PlanRequest, run
 from megabatch.plan.search import Goal, plan
 from megabatch.plan.workload import workload_of
 from megabatch.schedule.batch import parse_stages

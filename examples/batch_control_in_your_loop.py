@@ -17,7 +17,6 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import megabatch
-from megabatch.data.randomness import stream
 
 NUM_IMAGES, GHOST_BATCH, SEED = 500, 16, 0
 
@@ -54,26 +53,24 @@ def main() -> None:
         optimizer.zero_grad()
         noise.begin_step()
         loss_sum = torch.zeros(())
-        # A rank for which this step has no ghost batch makes one pass of weight zero, to stay in step.
-        for positions in step.ghosts or (range(GHOST_BATCH),):
-            weight = step.loss_weight if step.ghosts else 0.0
-            _, samples = stream(SEED, NUM_IMAGES, positions.start, len(positions))
-            last = not step.ghosts or positions is step.ghosts[-1]
-            counted = statistics.ghost() if weight else statistics.untouched()
-            with nullcontext() if last else ddp.no_sync(), counted:
+        # A rank for which this step has no ghost batch is idle: it makes one pass of weight zero, to stay in step.
+        for positions in step.ghosts:
+            _, samples = megabatch.sample_stream(SEED, NUM_IMAGES, positions.start, len(positions))
+            synchronise = positions is step.ghosts[-1]
+            with nullcontext() if synchronise else ddp.no_sync(), statistics.ghost(counts=not step.is_idle):
                 loss = F.cross_entropy(ddp(images[samples]), labels[samples], reduction="sum")
-                (loss * weight).backward()
-            if weight:
-                loss_sum += loss.detach()
-                noise.after_backward(len(positions), len(positions) / step.num_samples)
+                (loss * step.loss_weight).backward()
+            noise.after_backward(len(positions), step.ghost_weight)
+            loss_sum += loss.detach() * (not step.is_idle)
         scale = noise.end_step()
         optimizer.step()
         statistics.after_step()
         dist.all_reduce(loss_sum)
         if rank == 0:
+            num_ghosts = 0 if step.is_idle else len(step.ghosts)
             words = "unknown" if scale is None else f"{scale:.0f} images"
             print(
-                f"epoch {step.epoch:.3f}: {step.num_samples} images, {len(step.ghosts)} ghosts here, "
+                f"epoch {step.epoch:.3f}: {step.num_samples} images, {num_ghosts} ghosts here, "
                 f"rate {optimizer.param_groups[0]['lr']:.3f}, loss {loss_sum.item() / step.num_samples:.5f}, "
                 f"noise scale {words}",
                 flush=True,

@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from megabatch.comm.noise_scale import NoiseScale as NoiseScale
     from megabatch.comm.select import all_reduce as all_reduce
     from megabatch.config import Config as Config
+    from megabatch.data.randomness import sample_stream as sample_stream
     from megabatch.errors import MegabatchError as MegabatchError
     from megabatch.model.average import WeightAverage as WeightAverage
     from megabatch.model.norm import GhostStatistics as GhostStatistics
     from megabatch.model.norm import exact_statistics as exact_statistics
     from megabatch.model.registry import build_model as build_model
+    from megabatch.model.weights import average_weights as average_weights
     from megabatch.optim.groups import parameter_groups as parameter_groups
     from megabatch.optim.lamb import LAMB as LAMB
     from megabatch.optim.lars import LARS as LARS
@@ -29,8 +31,8 @@ if TYPE_CHECKING:
     from megabatch.schedule import schedules as schedules
     from megabatch.schedule.control import BatchControl as BatchControl
     from megabatch.train.branch import branch as branch
-    from megabatch.train.ensemble import average_weights as average_weights
     from megabatch.train.entry import train as train
+    from megabatch.use.classifier import load as load
 
 __version__ = "0.1.0"
 
@@ -48,13 +50,15 @@ _PUBLIC = {
     "Shampoo": "megabatch.optim.shampoo",
     "WeightAverage": "megabatch.model.average",
     "all_reduce": "megabatch.comm.select",
-    "average_weights": "megabatch.train.ensemble",
+    "average_weights": "megabatch.model.weights",
     "branch": "megabatch.train.branch",
     "build_model": "megabatch.model.registry",
     "exact_statistics": "megabatch.model.norm",
     "gradient_hook": "megabatch.comm.hook",
+    "load": "megabatch.use.classifier",
     "load_config": "megabatch.recipes",
     "parameter_groups": "megabatch.optim.groups",
+    "sample_stream": "megabatch.data.randomness",
     "schedules": "megabatch.schedule.schedules",
     "train": "megabatch.train",
 }
@@ -69,3 +73,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'megabatch' has no attribute '{name}'")
     module = import_module(_PUBLIC[name])
     return module if name in _MODULES else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 import unicodedata
+import warnings
 
 
 def main() -> None:
@@ -17,6 +18,8 @@ def main() -> None:
 
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m megabatch` does: a model may be a function in the user's folder
+    # Pillow warns of a very large image in lines of its own; it is refused in one line.
+    warnings.filterwarnings("ignore", message="Image size .* exceeds limit")
     try:
         code = app(with_values(sys.argv[1:]), standalone_mode=False)
     except TyperException as error:

@@ -18,6 +18,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 __all__ = [
     "CheckpointError",
@@ -29,6 +33,8 @@ __all__ = [
     "MegabatchError",
     "TrainingError",
     "WriteError",
+    "complaint",
+    "first_line",
     "nearest",
 ]
 
@@ -73,3 +79,16 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the known word closest to `word`, or an empty string when none is close."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def complaint(error: ValidationError) -> tuple[str, str]:
+    """The first complaint of pydantic: the dotted key, and what is wrong with its value."""
+    first = error.errors()[0]
+    reason = first["msg"].removeprefix("Value error, ")
+    return ".".join(map(str, first["loc"])), f"{reason[0].lower()}{reason[1:]}"
+
+
+def first_line(error: Exception) -> str:
+    """The kind of an error and the first line of what it says: for messages about errors of other people's code."""
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

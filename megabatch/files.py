@@ -131,6 +131,21 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     write_atomically(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
 
 
+def append_line(path: Path, text: str) -> None:
+    """Add a line at the end; half a line that a killed writer or a full disk has left there is ended first.
+
+    Raises:
+        WriteError: the disk does not take the line.
+    """
+    try:
+        with open(path, "a+b") as file:
+            num_bytes = file.seek(0, os.SEEK_END)
+            is_torn = num_bytes > 0 and os.pread(file.fileno(), 1, num_bytes - 1) != b"\n"
+            file.write(b"\n" * is_torn + text.encode() + b"\n")
+    except OSError as error:
+        raise WriteError(f"'{path}' cannot be written: {error.strerror}; make room there and try again") from None
+
+
 def flatten(
     table: Mapping[str, Any], *, max_depth: int = 32, key: Callable[[str], str] = str
 ) -> Iterator[tuple[str, Any]]:

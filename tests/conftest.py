@@ -17,9 +17,10 @@ hypothesis.settings.load_profile("patient")
 
 # Files whose tests share a run that takes seconds, or a browser: set up once, in one process.
 TOGETHER = (
+    "accelerator/test_accelerator.py",
     *("system/test_batch_control.py", "system/test_collapse.py", "system/test_elastic.py", "system/test_fuzz.py"),
     *("system/test_precision.py", "system/test_report_page.py", "system/test_resume.py"),
-    *("system/test_worker_counts.py", "train/test_verify.py", "comm/test_exact.py", "model/test_norm.py"),
+    *("system/test_worker_counts.py", "use/test_verify.py", "comm/test_exact.py", "model/test_norm.py"),
 )
 
 

@@ -9,18 +9,21 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+import typer
 
 import megabatch
 from megabatch.__main__ import main
+from megabatch.cli import app
 from megabatch.data import idx
+from megabatch.data.own import Fitted
 from megabatch.errors import DataError
 from megabatch.recipes import load_config
 from megabatch.train import entry
-from megabatch.train.entry import TrainRequest
+from megabatch.train.request import TrainRequest
 from megabatch.train.run_dir import hold
 
 LAUNCHER_PREFIXES = ("SLURM_", "OMPI_", "PMI", "MPI_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "MEGABATCH_")
@@ -141,6 +144,37 @@ def test_every_verb_has_help(command: Command, words: str) -> None:
     assert "Usage" in done.out
 
 
+def _verbs(command: Any) -> Iterator[Any]:
+    if not hasattr(command, "commands"):
+        yield command
+        return
+    for inner in command.commands.values():
+        yield from _verbs(inner)
+
+
+def test_no_two_options_of_a_verb_have_one_name() -> None:
+    verbs = list(_verbs(typer.main.get_command(app)))
+    assert len(verbs) > 15
+    for verb in verbs:
+        names = [name for one in verb.params for name in (*one.opts, *one.secondary_opts)]
+        assert len(names) == len(set(names)), verb.name
+
+
+def test_what_is_typed_after_launch_reaches_the_script(command: Command) -> None:
+    words = ["demo", "--output", "/runs/a", "--workers", "2", "--grid", "2x2", "--data", "/images", "--grace", "33"]
+    words += ["--set", "train.seed=5", "--set", "train.epochs=3", "--python", "python9"]
+    slurm = command("launch", "slurm", *words, "--nodes", "2", "--cores", "7", "--time", "01:02:03", "--name", "n1").out
+    for part in ("--nodes=2", "--cpus-per-task=14", "--time=01:02:03", "--job-name=n1", "USR1@33"):
+        assert part in slurm
+    ssh = command("launch", "ssh", *words, "--host", "one", "--host", "two", "--no-health-check").out
+    for script in (slurm, ssh):
+        for part in ("--output /runs/a", "--nproc-per-node 2", "--grid 2x2", "--data /images", "--shutdown-timeout 33"):
+            assert part in script
+        assert "--set train.seed=5 --set train.epochs=3" in script
+        assert "python9" in script
+    assert ("megabatch doctor" in slurm, 'everywhere "$doctor"' in ssh) == (True, False)
+
+
 def test_a_folder_that_is_taken_is_refused_before_any_worker_starts(command: Command, tmp_path: Path) -> None:
     with hold(tmp_path / "run", load_config("demo", ["train.seed=5"]), resume=False):
         pass
@@ -172,6 +206,12 @@ def test_a_slurm_allocation_needs_srun_unless_local_workers_are_asked_for(
     assert "grid 3x3" in command.refuses("train", "demo", "--workers", "2", "--grid", "3x3")
 
 
+def test_bounds_of_workers_that_make_no_sense(command: Command) -> None:
+    assert "add --elastic" in command.refuses("train", "demo", "--min-workers", "2")
+    bounds = ("--workers", "4", "--elastic", "--min-workers", "3", "--max-workers", "1")
+    assert "--min-workers 3 is more than --max-workers 1" in command.refuses("train", "demo", *bounds)
+
+
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[TrainRequest, int | None]]:
     """What `train` asks for, instead of a training."""
@@ -200,8 +240,9 @@ def test_options_reach_the_training(command: Command, requests: list[tuple[Train
     "path", ["plain", "/with space/and=equals", 'quote"d \\ back', "caf\u00e9", "\U0001f600/x", "3"]
 )
 def test_any_path_survives_on_its_way_to_the_settings(
-    command: Command, requests: list[tuple[TrainRequest, int | None]], path: str
+    command: Command, requests: list[tuple[TrainRequest, int | None]], path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("megabatch.data.own.fit_to_set", lambda *_: Fitted((), ()))  # there is nothing to look at
     assert command("train", "demo", "--data", path).code == 0
     # Absolute, because workers, a resumed run and `evaluate` may stand in another folder.
     assert requests[0][0].config.data.path == str(Path(path).absolute())
@@ -302,3 +343,8 @@ def test_every_example_of_the_help_is_a_command_that_exists_on_lines_of_its_own(
     assert max(map(len, shown.splitlines())) <= 80
     found = [line.strip(" \u2022") for line in shown.splitlines() if "megabatch train demo" in line]
     assert "megabatch train demo --workers 2" in found
+
+
+def test_a_folder_that_is_no_run_cannot_be_resumed(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert command.refuses("train", "--resume", "empty").startswith("'empty' is not a run folder (it has no config.")

@@ -7,7 +7,9 @@ import re
 import pytest
 
 from megabatch import errors
-from megabatch.errors import MegabatchError, nearest
+from megabatch.errors import MegabatchError, first_line, nearest
+
+HELPERS = {"complaint", "first_line", "nearest"}
 
 
 def test_the_docstring_draws_every_error_there_is() -> None:
@@ -17,11 +19,11 @@ def test_the_docstring_draws_every_error_there_is() -> None:
         name for name, value in vars(errors).items() if isinstance(value, type) and value.__module__ == errors.__name__
     }
     assert drawn == defined
-    assert defined | {"nearest"} == set(errors.__all__)
+    assert defined | HELPERS == set(errors.__all__)
 
 
 def test_one_base_class_catches_them_all_and_only_one_level_deep() -> None:
-    for name in set(errors.__all__) - {"nearest", "MegabatchError"}:
+    for name in set(errors.__all__) - HELPERS - {"MegabatchError"}:
         assert getattr(errors, name).__bases__ == (MegabatchError,)
     # A user's mistake must not pass for one of Python's own errors, which are caught elsewhere for other reasons.
     assert MegabatchError.__bases__ == (Exception,)
@@ -39,3 +41,8 @@ def test_one_base_class_catches_them_all_and_only_one_level_deep() -> None:
 def test_nearest_names_one_close_word_or_nothing(word: str, known: list[str], hint: str) -> None:
     assert nearest(word, known) == hint
     assert nearest(word, iter(known)) == hint
+
+
+def test_the_first_line_of_an_error() -> None:
+    assert first_line(ValueError("one\ntwo")) == "ValueError: one"
+    assert first_line(ValueError()) == "ValueError"

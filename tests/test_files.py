@@ -15,6 +15,7 @@ import pytest
 from megabatch.errors import WriteError
 from megabatch.files import (
     UnreadableError,
+    append_line,
     flatten,
     link_atomically,
     lock,
@@ -25,6 +26,19 @@ from megabatch.files import (
     write_atomically,
     write_json,
 )
+
+
+def test_a_line_is_added_behind_half_a_line_and_a_full_disk_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows"
+    append_line(path, "one")
+    with path.open("a") as file:
+        file.write("tw")  # its writer was killed
+    append_line(path, "three")
+    append_line(path, "four")
+    assert path.read_text() == "one\ntw\nthree\nfour\n"
+    with pytest.raises(WriteError, match="cannot be written: No space left on device; make room") as caught:
+        append_line(Path("/dev/full"), "five")
+    assert "\n" not in str(caught.value)
 
 
 def test_text_and_bytes_are_written_and_nothing_stays_beside(tmp_path: Path) -> None:

@@ -26,11 +26,12 @@ from megabatch.comm.calibration import Calibration, MeasuredPoint, write_calibra
 from megabatch.comm.grid import ProcessGrid, Reducer
 from megabatch.comm.measure import calibrate, gather, on_rank_0, probe_device, race
 from megabatch.comm.phases import ALGORITHMS, phases
-from megabatch.comm.select import make_reducer, size_text
+from megabatch.comm.select import make_reducer
 from megabatch.errors import CommunicationError, ConfigError, LaunchError, nearest
-from megabatch.train.local_workers import run_as_worker, start_workers
-from megabatch.train.meeting import join
-from megabatch.train.world import World, choose_device, read_world
+from megabatch.text import bytes_text
+from megabatch.workers.local import run_as_worker, start_workers
+from megabatch.workers.meeting import join
+from megabatch.workers.world import World, choose_device, read_world
 
 _WARM_UP_ROUNDS = 2
 _TIMEOUT_SECONDS = 120.0
@@ -139,7 +140,7 @@ def print_rows(rows: Sequence[Row], console: Console | None = None, *, title: st
     for index, row in enumerate(rows):
         is_last = index + 1 == len(rows) or rows[index + 1].message_bytes != row.message_bytes
         table.add_row(
-            size_text(row.message_bytes),
+            bytes_text(row.message_bytes),
             row.algorithm,
             str(row.iterations),
             f"{1e3 * row.p50_seconds:.3f}",
@@ -177,6 +178,8 @@ def _start_work(request: BenchRequest) -> int:
 
 def _bench_in(world: World, request: BenchRequest, sizes: list[int], algorithms: list[str]) -> int:
     device, backend = choose_device("auto", world)
+    if backend != "gloo" and not request.algorithms:
+        algorithms = [name for name in algorithms if name != "two_way_torus"]  # refused there
     torch.set_num_threads(1)
     with (
         join(world, backend, _TIMEOUT_SECONDS),
@@ -223,6 +226,6 @@ def _check_sum(grid: ProcessGrid, reducer: Reducer, buffer: torch.Tensor, algori
     wrong = int((buffer != wanted).sum())
     if any(count for (count,) in gather(grid, [float(wrong)])):
         raise CommunicationError(
-            f"{algorithm} gave a wrong sum for {size_text(4 * buffer.numel())} ({wrong} elements on rank {grid.rank}); "
-            "do not train with it, and report the case"
+            f"{algorithm} gave a wrong sum for {bytes_text(4 * buffer.numel())} ({wrong} elements on rank "
+            f"{grid.rank}); do not train with it, and report the case"
         )

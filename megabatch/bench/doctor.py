@@ -12,7 +12,6 @@ import shutil
 import socket
 import statistics
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,9 @@ from megabatch.data.idx import find_fashion_mnist
 from megabatch.errors import DataError, LaunchError
 from megabatch.files import default_cache
 from megabatch.machine import usable_cores
-from megabatch.train.meeting import join
-from megabatch.train.world import choose_device, read_world
+from megabatch.train.describe import describe_kernels, installed_version
+from megabatch.workers.meeting import join
+from megabatch.workers.world import choose_device, read_world
 
 Finding = dict[str, Any]  # `name`, `good` (None: just a fact) and `text`
 
@@ -49,6 +49,7 @@ def examine_machine(environ: Mapping[str, str]) -> list[Finding]:
         _finding("software", None, f"python {platform.python_version()}, {_versions()}"),
         _finding("host", None, f"{socket.gethostname()}, {usable_cores()} cores, {memory_gb:.1f} GB of memory"),
         _finding("accelerators", None, ", ".join(devices) or "none: training runs on the CPU"),
+        *([_finding("kernels", None, _kernels())] if devices else []),
         _finding("backends", bool(backends), ", ".join(backends) or "none: this torch cannot communicate"),
         _launcher(environ),
         _host_name(),
@@ -70,13 +71,13 @@ def _finding(name: str, good: bool | None, text: str) -> Finding:
 
 
 def _versions() -> str:
-    found = []
-    for name in ("megabatch", "torch", "numpy", "safetensors", "timm"):
-        try:
-            found.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            found.append(f"{name} not installed")
-    return ", ".join(found)
+    names = ("megabatch", "torch", "numpy", "safetensors", "timm")
+    return ", ".join(f"{name} {installed_version(name) or 'not installed'}" for name in names)
+
+
+def _kernels() -> str:
+    told = ", ".join(f"{name} {value}" for name, value in describe_kernels().items())
+    return f"{told}; training sets cudnn_benchmark, or deterministic kernels with exact sums"
 
 
 def _launcher(environ: Mapping[str, str]) -> Finding:
@@ -171,6 +172,9 @@ def axis_findings(measured: AxisMeasurement, name: str, hosts: Sequence[str]) ->
         f"{len(measured.lines)} {name}s of {len(measured.lines[0])} ranks, {_range(latencies, 1e3, 'ms')}, "
         f"{_range(rates, 1e-6, 'MB/s')} with all at once"
     )
+    if any(measured.in_memory):
+        inside = "" if all(measured.in_memory) else f" in {sum(measured.in_memory)} of them"
+        text += f", through shared memory{inside}"
     if sharing >= 1.5:
         text += f"; one alone is {sharing:.1f} times as fast, so they share a link"
     slow = slow_lines(measured)
@@ -181,16 +185,26 @@ def axis_findings(measured: AxisMeasurement, name: str, hosts: Sequence[str]) ->
         where = f" (hosts {', '.join(on[:_MAX_LINE_HOSTS_SHOWN])}{more})" if on else ""
         slow_text = (
             f"{name} of {ranks_text(measured.lines[line])}{where} has {1e-6 * rates[line]:.4g} MB/s, "
-            f"the median {name} {1e-6 * statistics.median_high(rates):.4g}; look at its links and other load"
+            f"the median {name} {1e-6 * _median_of_its_kind(measured, line):.4g}; look at its links and other load"
         )
         findings.append(_finding("slow link", False, slow_text))
     return findings
 
 
 def slow_lines(measured: AxisMeasurement) -> list[int]:
-    """Numbers of the lines below half of the median rate of their axis; of two, the upper one is the median."""
-    median = statistics.median_high(measured.bytes_per_second)
-    return [line for line, rate in enumerate(measured.bytes_per_second) if rate < _SLOW * median]
+    """Numbers of the lines below half of the median rate of their axis; of two, the upper one is the median.
+
+    Lines whose ranks share memory are compared with one another, and so are lines of cables.
+    """
+    rates = measured.bytes_per_second
+    return [line for line, rate in enumerate(rates) if rate < _SLOW * _median_of_its_kind(measured, line)]
+
+
+def _median_of_its_kind(measured: AxisMeasurement, line: int) -> float:
+    kinds = measured.in_memory
+    return statistics.median_high(
+        rate for rate, kind in zip(measured.bytes_per_second, kinds, strict=True) if kind == kinds[line]
+    )
 
 
 def _position(shape: GridShape, rank: int) -> str:

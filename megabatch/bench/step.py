@@ -11,14 +11,15 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from megabatch.config import Config
 from megabatch.errors import ConfigError
-from megabatch.train.local_workers import run_as_worker, start_workers
-from megabatch.train.meeting import join
-from megabatch.train.world import World, choose_device, read_world
+from megabatch.workers.local import run_as_worker, start_workers
+from megabatch.workers.meeting import join
+from megabatch.workers.world import World, choose_device, read_world
 
 _TIMEOUT_SECONDS = 600.0
 _WARM_UP = 2
@@ -94,48 +95,22 @@ def _measure_in(world: World, request: StepBenchRequest, tell: Tell) -> int:
     return 0
 
 
-def _measure(request: StepBenchRequest, device: Any, together: Any) -> dict[str, Any]:
+def _measure(request: StepBenchRequest, device: Any, together: Callable[[], object]) -> dict[str, Any]:
+    """The content of a file of step times; `together` is called before each round, on every rank."""
     import torch
-    from torch.nn import functional as F
 
-    from megabatch.model.registry import build_model
     from megabatch.optim.build import build_optimizer
-    from megabatch.train.components import Normaliser, autocast_of
+    from megabatch.train.components import Normaliser, build_network
     from megabatch.train.describe import list_layers
 
     config = request.config
     channels = 1 if len(config.data.mean) == 1 else 3
     classes = config.data.num_classes or config.data.generated.num_classes
-    torch.manual_seed(config.train.seed)
-    network = build_model(
-        config.model.name,
-        num_classes=classes,
-        in_channels=channels,
-        zero_gamma=config.model.zero_gamma,
-        width=config.model.width,
+    network = build_network(config, classes, channels, device)
+    step = partial(
+        _step, config, network, Normaliser(config, channels, device), build_optimizer(config.optimizer, network)
     )
-    memory_format = torch.channels_last if config.train.channels_last else torch.contiguous_format
-    network = network.to(device=device, memory_format=memory_format)  # type: ignore[call-overload]
-    optimizer = build_optimizer(config.optimizer, network)
-    normalise = Normaliser(config, channels, device)
     size = config.data.image_size
-    wait: Callable[[], None] = torch.cuda.synchronize if device.type == "cuda" else _nothing
-
-    def step(images: Any, labels: Any) -> tuple[float, float]:
-        begin = time.perf_counter()
-        with autocast_of(config, device):
-            logits = network(normalise(images))
-        loss = F.cross_entropy(logits.float(), labels)
-        wait()
-        forward = time.perf_counter()
-        loss.backward()
-        wait()
-        backward = time.perf_counter()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        wait()
-        return time.perf_counter() - begin, backward - forward
-
     # Batches take turns, so that a busy moment of the machine falls on all of them alike.
     inputs = {
         batch: (
@@ -149,15 +124,8 @@ def _measure(request: StepBenchRequest, device: Any, together: Any) -> dict[str,
         together()
         for batch, (images, labels) in inputs.items():
             measured[batch].append(step(images, labels))
-    rows, shares = [], []
-    for batch, every in measured.items():
-        times = every[_WARM_UP:]
-        whole = sorted(seconds for seconds, _ in times)
-        median = statistics.median(whole)
-        # 10th to 90th percentile of a normal law is 2.56 deviations wide.
-        spread = (whole[int(0.9 * (len(whole) - 1))] - whole[int(0.1 * (len(whole) - 1))]) / 2.56
-        rows.append({"local_batch": batch, "seconds": median, "deviation": spread / median, "iterations": len(times)})
-        shares.append(statistics.median(backward / seconds for seconds, backward in times))
+    found = [(batch, every[_WARM_UP:]) for batch, every in measured.items()]
+    shares = [statistics.median(backward / seconds for seconds, backward in times) for _, times in found]
     return {
         "megabatch_step_times": 1,
         "model": config.model.label,
@@ -165,12 +133,41 @@ def _measure(request: StepBenchRequest, device: Any, together: Any) -> dict[str,
         "threads": torch.get_num_threads(),
         "backward_share": statistics.median(shares),
         "layers": list_layers(network, torch.zeros(2, channels, size, size, device=device)),
-        "rows": rows,
+        "rows": [_row(batch, [seconds for seconds, _ in times]) for batch, times in found],
         "image_size": size,
         "workers": 1,
         "versions": {"torch": torch.__version__},
     }
 
 
-def _nothing() -> None:
-    """Work on a CPU is done when the call returns."""
+def _step(
+    config: Config, network: Any, normalise: Callable[[Any], Any], optimizer: Any, images: Any, labels: Any
+) -> tuple[float, float]:
+    """Seconds of one step, and of its backward pass."""
+    import torch
+    from torch.nn import functional as F
+
+    from megabatch.train.components import autocast_of
+
+    def now() -> float:
+        if labels.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    begin = now()
+    with autocast_of(config, labels.device):
+        logits = network(normalise(images))
+    loss = F.cross_entropy(logits.float(), labels)
+    forward = now()
+    loss.backward()
+    backward = now()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return now() - begin, backward - forward
+
+
+def _row(batch: int, times: list[float]) -> dict[str, Any]:
+    whole, median = sorted(times), statistics.median(times)
+    # 10th to 90th percentile of a normal law is 2.56 deviations wide.
+    spread = (whole[int(0.9 * (len(whole) - 1))] - whole[int(0.1 * (len(whole) - 1))]) / 2.56
+    return {"local_batch": batch, "seconds": median, "deviation": spread / median, "iterations": len(times)}

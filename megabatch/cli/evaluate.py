@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from megabatch.cli.options import Debug, Json, examples
+from megabatch.cli.options import DataOfRun, Debug, Json, examples
 
 app = typer.Typer()
 
@@ -21,18 +22,22 @@ app = typer.Typer()
 )
 def evaluate(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
-    data: Annotated[Path | None, typer.Option(help="Where the images are, if not where the run had them.")] = None,
+    data: DataOfRun = None,
     ensemble: Annotated[
         bool, typer.Option("--ensemble", help="The members of a collapsed ensemble, alone and together.")
     ] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Exact top-1 and top-5 of a run's model, every validation image counted once."""
-    from megabatch.train.evaluate import evaluate_ensemble, evaluate_run
+    """Exact top-1 and top-5 of a run's model, every validation image counted once.
+
+    Of a finished run also accuracy by class, confusions and the worst mistakes: as CSV and in the report.
+    """
+    from megabatch.train.metrics import write_page
+    from megabatch.use.evaluate import evaluate_ensemble, evaluate_run
 
     result = evaluate_ensemble(run, data) if ensemble else evaluate_run(run, data)
-    if not result.pop("is_main"):
+    if result is None:
         return
     if as_json:
         print(json.dumps(result))
@@ -46,3 +51,7 @@ def evaluate(
             f"top-1 {result['top1']:.2%}  top-5 {result['top5']:.2%}  loss {result['loss']:.4f}  "
             f"({result['num_images']:,} images, {result['weights']})"
         )
+    if (run / "classes.json").is_file():
+        write_page(run, lambda line: print(line, file=sys.stderr))
+        if not as_json:
+            print(f"by class: {run / 'classes.csv'}, confusion.csv, mistakes.csv, and in report.html")

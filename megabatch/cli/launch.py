@@ -7,20 +7,22 @@ from typing import Annotated
 
 import typer
 
-from megabatch.cli.options import Debug, Set, examples
+from megabatch.cli.options import Debug, Set, examples, request_of
 
 app = typer.Typer(no_args_is_help=True, help="Write a ready script or manifest for a cluster; starts nothing.")
 
 Recipe = Annotated[str, typer.Argument(help="A name from `megabatch recipes`, or a TOML file the cluster can read.")]
 Output = Annotated[str, typer.Option(help="The run folder, on a disk that all machines share.")]
 Nodes = Annotated[int, typer.Option(min=1, help="Machines.")]
-Workers = Annotated[int, typer.Option(min=1, help="Workers on each machine; one per GPU.")]
-Gpus = Annotated[int, typer.Option(min=0, help="GPUs of each machine; 0: compute on cores.")]
-Cores = Annotated[int, typer.Option(min=0, help="Cores per worker; 0: four with a GPU, else one.")]
+Workers = Annotated[int, typer.Option("--workers", min=1, help="Workers on each machine; one per GPU.")]
+Gpus = Annotated[int, typer.Option("--gpus", min=0, help="GPUs of each machine; 0: compute on cores.")]
+Cores = Annotated[int, typer.Option("--cores", min=0, help="Cores per worker; 0: four with a GPU, else one.")]
 Name = Annotated[str, typer.Option(help="Name of the job.")]
 Data = Annotated[str, typer.Option(help="Where the images are, on the machines.")]
 Grid = Annotated[str, typer.Option(help="Rows x columns of workers.")]
-Grace = Annotated[int, typer.Option(min=10, help="Seconds a step and its checkpoint may take after a signal.")]
+Grace = Annotated[
+    int, typer.Option("--grace", min=10, help="Seconds a step and its checkpoint may take after a signal.")
+]
 Python = Annotated[str, typer.Option(help="The Python of the machines that has megabatch.")]
 Health = Annotated[bool, typer.Option("--health-check/--no-health-check", help="Run `doctor` on the allocation first.")]
 File = Annotated[Path | None, typer.Option("--file", help="Write here instead of printing.")]
@@ -38,23 +40,24 @@ MinWorkers = Annotated[int, typer.Option(min=1, help="Elastic: with fewer worker
     )
 )
 def slurm(
+    ctx: typer.Context,
     recipe: Recipe,
     output: Output,
     nodes: Nodes = 1,
-    workers: Workers = 1,
-    gpus: Gpus = 0,
-    cores: Cores = 0,
+    workers_per_node: Workers = 1,
+    gpus_per_node: Gpus = 0,
+    cores_per_worker: Cores = 0,
     name: Name = "megabatch",
     data: Data = "",
     grid: Grid = "",
-    set_: Set = None,
-    grace: Grace = 120,
+    overrides: Set = None,
+    grace_seconds: Grace = 120,
     python: Python = "python",
     health_check: Health = True,
-    time: Annotated[str, typer.Option(help="Time limit, for example 02:00:00.")] = "",
+    time_limit: Annotated[str, typer.Option("--time", help="Time limit, for example 02:00:00.")] = "",
     partition: Annotated[str, typer.Option(help="Partition.")] = "",
     account: Annotated[str, typer.Option(help="Account.")] = "",
-    mail: Annotated[str, typer.Option(help="Address that is told of the end, a failure, a requeue.")] = "",
+    mail: Annotated[str, typer.Option(help="Address for mails about the end, a failure, a requeue.")] = "",
     setup: Annotated[
         str, typer.Option(metavar="FILE", help="Shell file with modules and environments, sourced first.")
     ] = "",
@@ -72,25 +75,7 @@ def slurm(
     """A batch script: health check, torchrun on every node, checkpoint and requeue on signal or preemption."""
     from megabatch.launch.script import LaunchRequest, Site, hand_over, slurm_script
 
-    overrides = tuple(set_ or ())
-    request = LaunchRequest(
-        recipe,
-        output,
-        nodes,
-        workers,
-        name,
-        data,
-        overrides,
-        grid,
-        gpus,
-        cores,
-        time,
-        grace,
-        python,
-        health_check,
-        elastic,
-        min_workers,
-    )
+    request = request_of(LaunchRequest, ctx)
     site = Site(partition, account, mail, setup, container, tuple(sbatch or ()))
     hand_over(slurm_script(request, site), file)
 
@@ -102,6 +87,7 @@ def slurm(
     )
 )
 def kubernetes(
+    ctx: typer.Context,
     recipe: Recipe,
     output: Output,
     image: Annotated[str, typer.Option(help="The container image; --containerfile writes a file to build it from.")],
@@ -110,18 +96,21 @@ def kubernetes(
     kind: Annotated[str, typer.Option(help="pytorchjob or trainjob.")] = "pytorchjob",
     namespace: Annotated[str, typer.Option(help="Namespace.")] = "",
     nodes: Nodes = 1,
-    workers: Workers = 1,
-    gpus: Gpus = 0,
-    cores: Cores = 0,
+    workers_per_node: Workers = 1,
+    gpus_per_node: Gpus = 0,
+    cores_per_worker: Cores = 0,
     name: Name = "megabatch",
     data: Data = "",
     grid: Grid = "",
-    set_: Set = None,
-    grace: Grace = 120,
+    overrides: Set = None,
+    grace_seconds: Grace = 120,
     python: Python = "python",
     memory: Annotated[
         str, typer.Option(help="Memory of each pod, for example 64Gi; by default 4Gi a worker, 16Gi with a GPU.")
     ] = "",
+    health_check: Annotated[
+        bool, typer.Option("--health-check/--no-health-check", help="Run `doctor` in each pod first.")
+    ] = True,
     containerfile: Annotated[Path | None, typer.Option(help="Also write a container file here.")] = None,
     elastic: Elastic = False,
     min_workers: MinWorkers = 1,
@@ -133,25 +122,7 @@ def kubernetes(
     from megabatch.launch.kubernetes import container_file, elastic_manifest, kubernetes_manifest, write_secret
     from megabatch.launch.script import LaunchRequest, hand_over
 
-    overrides = tuple(set_ or ())
-    request = LaunchRequest(
-        recipe,
-        output,
-        nodes,
-        workers,
-        name,
-        data,
-        overrides,
-        grid,
-        gpus,
-        cores,
-        "",
-        grace,
-        python,
-        False,
-        elastic,
-        min_workers,
-    )
+    request = request_of(LaunchRequest, ctx)
     if elastic:
         if file is None:
             raise ConfigError("--elastic writes the token of the run beside the manifest; add --file MANIFEST.json")
@@ -160,7 +131,7 @@ def kubernetes(
     else:
         hand_over(kubernetes_manifest(request, image, claim, mount, kind, namespace, memory), file)
     if containerfile is not None:
-        hand_over(container_file(cuda=gpus > 0), containerfile)
+        hand_over(container_file(cuda=gpus_per_node > 0), containerfile)
 
 
 @app.command(
@@ -169,19 +140,20 @@ def kubernetes(
     )
 )
 def ssh(
+    ctx: typer.Context,
     recipe: Recipe,
     output: Output,
     host: Annotated[list[str], typer.Option(help="A machine, NAME or USER@NAME; once for each.")],
-    workers: Workers = 1,
-    gpus: Gpus = 0,
+    workers_per_node: Workers = 1,
+    gpus_per_node: Gpus = 0,
     port: Annotated[
         int, typer.Option(min=1024, max=65000, help="Two ports from here are used on the first host.")
     ] = 29500,
     directory: Annotated[str, typer.Option(help="Folder to start in on every host.")] = "",
     data: Data = "",
     grid: Grid = "",
-    set_: Set = None,
-    grace: Grace = 120,
+    overrides: Set = None,
+    grace_seconds: Grace = 120,
     python: Python = "python",
     health_check: Health = True,
     elastic: Elastic = False,
@@ -192,23 +164,5 @@ def ssh(
     """A script that starts torchrun on every host over ssh and stops all when one fails."""
     from megabatch.launch.script import LaunchRequest, hand_over, ssh_script
 
-    overrides, nodes = tuple(set_ or ()), len(host)
-    request = LaunchRequest(
-        recipe,
-        output,
-        nodes,
-        workers,
-        "megabatch",
-        data,
-        overrides,
-        grid,
-        gpus,
-        0,
-        "",
-        grace,
-        python,
-        health_check,
-        elastic,
-        min_workers,
-    )
+    request = request_of(LaunchRequest, ctx, nodes=len(host))
     hand_over(ssh_script(request, tuple(host), port, directory), file)

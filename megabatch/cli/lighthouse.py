@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from typing import Annotated
@@ -9,6 +10,7 @@ from typing import Annotated
 import typer
 
 from megabatch.cli.options import examples
+from megabatch.workers.token import needed_token
 
 app = typer.Typer()
 
@@ -26,18 +28,17 @@ def lighthouse(
 ) -> None:
     """Tell the workers of an elastic run who takes part, until it is stopped by a signal.
 
-    One for each run. It holds no weights and no data; workers prove with the run's token that they belong to it.
+    One for each run. It holds no weights and no data. It needs the run's token, in MEGABATCH_TOKEN_FILE or
+    MEGABATCH_TOKEN: only who has it gets through to it.
     """
-    from megabatch.train.membership import start_lighthouse
+    from megabatch.workers.door import GuardedLighthouse
 
-    server = start_lighthouse(bind, min_workers)
+    server = GuardedLighthouse(bind, needed_token(os.environ, "a lighthouse"), min_workers)
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
-    host, port = bind.rpartition(":")[0], server.address().rpartition(":")[2]
-    print(
-        f"lighthouse at {host}:{port}; workers: megabatch train RECIPE --elastic {host}:{port} --output RUN", flush=True
-    )
+    address = server.address
+    print(f"lighthouse at {address}; workers: megabatch train RECIPE --elastic {address} --output RUN", flush=True)
     while not stopped.wait(timeout=1.0):
         pass
-    server.shutdown()
+    server.close()

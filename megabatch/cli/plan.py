@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from megabatch.cli.options import Debug, Json, examples
+from megabatch.cli.options import Debug, Json, Set, examples, request_of
 from megabatch.errors import ConfigError
 
 if TYPE_CHECKING:
-    from megabatch.plan.plan_file import PlanRequest
+    from megabatch.plan.request import PlanRequest
 
 app = typer.Typer()
+
+# The sections of `megabatch plan --help`.
+EVIDENCE = partial(typer.Option, rich_help_panel="What the prediction rests on")
+SEARCH = partial(typer.Option, rich_help_panel="What is looked for, and among what")
+ANSWER = partial(typer.Option, rich_help_panel="What is written besides")
+INSTEAD = partial(typer.Option, rich_help_panel="Instead of a plan")
 
 
 @app.command(
@@ -30,7 +37,7 @@ app = typer.Typer()
 )
 def plan(
     ctx: typer.Context,
-    recipe: Annotated[str | None, typer.Argument(help="A name from `megabatch recipes`, or a TOML file.")] = None,
+    recipe: Annotated[str, typer.Argument(help="A name from `megabatch recipes`, or a TOML file.")] = "",
     cluster: Annotated[
         str,
         typer.Option(help="A shipped cluster or a TOML file; alone it is shown with its sources, `list` names all."),
@@ -38,36 +45,45 @@ def plan(
     workers: Annotated[
         str | None, typer.Option(help="1024, 256,1024 or 64..4096; by default doubling up to the whole cluster.")
     ] = None,
-    target: Annotated[
-        float | None, typer.Option(help="Top-1 in per cent: epochs by global batch instead of the recipe's own.")
-    ] = None,
-    study: Annotated[Path | None, typer.Option(help="CSV of `megabatch study`, for the epochs to the target.")] = None,
-    calibrate: Annotated[
-        list[str] | None,
-        typer.Option(help="Rows of systems (CSV), a file of `megabatch bench`, a folder of a run or study."),
-    ] = None,
-    family: Annotated[str, typer.Option(help="Of the calibration rows: organisation:accelerator.")] = "",
-    stack: Annotated[str, typer.Option(help="Of the calibration rows: round, framework, division.")] = "",
-    batch: Annotated[
-        list[str] | None, typer.Option(help='Global batches to try, each 65536 or stages "0:32768 30:65536".')
-    ] = None,
-    algorithm: Annotated[list[str] | None, typer.Option(help="Only these all-reduce algorithms.")] = None,
-    grid: Annotated[str | None, typer.Option(help="Only this grid, rows x columns.")] = None,
-    bucket_mb: Annotated[float | None, typer.Option(min=0.1, help="Only this bucket size.")] = None,
-    objective: Annotated[str, typer.Option(help="time or cost.")] = "time",
-    deadline: Annotated[str | None, typer.Option(help="The cheapest that trains within 90s, 10min or 2h.")] = None,
-    budget: Annotated[float | None, typer.Option(help="The fastest for at most this cost (or node hours).")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe.")
-    ] = None,
+    overrides: Set = None,
     scale: Annotated[str | None, typer.Option(metavar="NAME", help="As in `megabatch train`.")] = None,
     epochs: Annotated[float | None, typer.Option(metavar="E", help="As in `megabatch train`.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Write the plan for `megabatch train --plan`.")] = None,
-    figure: Annotated[
-        Path | None, typer.Option(help="Draw time against cost, and the parts of a step: .svg, .png and .csv.")
+    target: Annotated[
+        float | None,
+        EVIDENCE("--target", help="Top-1 in per cent: epochs by global batch instead of the recipe's own."),
     ] = None,
-    validate: Annotated[Path | None, typer.Option(help="Predict known rows (CSV) and say how far off.")] = None,
-    compare: Annotated[Path | None, typer.Option(help="A run that followed a plan: predicted and measured.")] = None,
+    study: Annotated[
+        Path | None, EVIDENCE("--study", help="CSV of `megabatch study`, for the epochs to the target.")
+    ] = None,
+    calibrate: Annotated[
+        list[str] | None,
+        EVIDENCE("--calibrate", help="Rows of systems (CSV), a file of `megabatch bench`, a folder of a run or study."),
+    ] = None,
+    family: Annotated[str, EVIDENCE("--family", help="Of the calibration rows: organisation:accelerator.")] = "",
+    stack: Annotated[str, EVIDENCE("--stack", help="Of the calibration rows: round, framework, division.")] = "",
+    objective: Annotated[str, SEARCH("--objective", help="time or cost.")] = "time",
+    deadline: Annotated[
+        str | None, SEARCH("--deadline", help="The cheapest that trains within 90s, 10min or 2h.")
+    ] = None,
+    budget: Annotated[
+        float | None, SEARCH("--budget", help="The fastest for at most this cost (or node hours).")
+    ] = None,
+    batches: Annotated[
+        list[str] | None, SEARCH("--batch", help='Global batches to try, each 65536 or stages "0:32768 30:65536".')
+    ] = None,
+    algorithms: Annotated[list[str] | None, SEARCH("--algorithm", help="Only these all-reduce algorithms.")] = None,
+    grid: Annotated[str | None, SEARCH("--grid", help="Only this grid, rows x columns.")] = None,
+    bucket_mb: Annotated[float | None, SEARCH("--bucket-mb", min=0.1, help="Only this bucket size.")] = None,
+    output: Annotated[Path | None, ANSWER("--output", help="Write the plan for `megabatch train --plan`.")] = None,
+    figure: Annotated[
+        Path | None, ANSWER("--figure", help="Draw time against cost, and the parts of a step: .svg, .png and .csv.")
+    ] = None,
+    validate: Annotated[
+        Path | None, INSTEAD("--validate", help="Predict known rows (CSV) and say how far off.")
+    ] = None,
+    compare: Annotated[
+        Path | None, INSTEAD("--compare", help="A run that followed a plan: predicted and measured.")
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -82,29 +98,9 @@ def plan(
     elif typed == ["--cluster"]:
         _show_cluster(cluster, as_json)
     else:
-        from megabatch.plan.plan_file import PlanRequest
+        from megabatch.plan.request import PlanRequest
 
-        request = PlanRequest(
-            recipe=recipe or "",
-            cluster=cluster,
-            workers=workers,
-            target=target,
-            study=study,
-            calibrate=tuple(calibrate or ()),
-            family=family,
-            stack=stack,
-            batches=tuple(batch or ()),
-            algorithms=tuple(algorithm or ()),
-            grid=grid,
-            bucket_mb=bucket_mb,
-            objective=objective,
-            deadline=deadline,
-            budget=budget,
-            overrides=tuple(set_ or ()),
-            scale=scale,
-            epochs=epochs,
-        )
-        _plan(request, output, figure, as_json)
+        _plan(request_of(PlanRequest, ctx), output, figure, as_json)
 
 
 def _typed(ctx: typer.Context) -> list[str]:
@@ -161,7 +157,8 @@ def _show_cluster(name: str, as_json: bool) -> None:
 
 
 def _plan(request: PlanRequest, output: Path | None, figure: Path | None, as_json: bool) -> None:
-    from megabatch.plan.plan_file import run, write_plan
+    from megabatch.plan.plan_file import write_plan
+    from megabatch.plan.request import run
     from megabatch.plan.show import draw_plan, print_plan
 
     answer = run(request)
@@ -173,6 +170,6 @@ def _plan(request: PlanRequest, output: Path | None, figure: Path | None, as_jso
     if as_json:
         print(json.dumps(data))
         return
-    print_plan(answer.result, answer.evidence, answer.workload)
+    print_plan(answer.result, answer.evidence, answer.workload, epochs_from=answer.epochs_from)
     if output is not None:
         print(f"plan written; follow it with  megabatch train {answer.workload.name} --plan {output}")

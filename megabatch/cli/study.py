@@ -38,6 +38,12 @@ def study(
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Folder of the study; under runs/ by default.")] = None,
     collect: Annotated[bool, typer.Option("--collect", help="Run nothing; show what has finished so far.")] = False,
+    scale: Annotated[
+        str, typer.Option(metavar="NAME|FILE", help="Another scale than the study file's: another set of images.")
+    ] = "",
+    only: Annotated[
+        str, typer.Option(metavar="PATTERN", help="Run only the arms whose name fits, such as '*16 %'; show all.")
+    ] = "",
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -46,8 +52,8 @@ def study(
     Finished runs are skipped and interrupted ones resumed: the same command goes on where it was stopped.
     """
     from megabatch.study.conduct import StudyRequest, conduct
-    from megabatch.tune.arms import tune_arms
+    from megabatch.tune.arms import tune_arm
 
     overrides, values = changes(set_, data), tuple(vary or ())
-    request = StudyRequest(target, values, overrides, seeds, baseline, jobs, output, collect, as_json)
-    raise typer.Exit(conduct(request, tune_arms))
+    request = StudyRequest(target, values, overrides, seeds, baseline, jobs, output, collect, as_json, scale, only)
+    raise typer.Exit(conduct(request, tune_arm))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from megabatch.cli.options import Debug, Json, Recipe, Set, changes, examples
+from megabatch.cli.options import Debug, Json, Recipe, Set, changes, examples, request_of
 
 app = typer.Typer()
 
@@ -21,6 +21,7 @@ app = typer.Typer()
     )
 )
 def tune(
+    ctx: typer.Context,
     recipe: Recipe,
     data: Annotated[Path | None, typer.Option(envvar="MEGABATCH_DATA", help="Where the images are.")] = None,
     trials: Annotated[int | None, typer.Option(min=1, max=100_000, help="Stop after so many trials.")] = None,
@@ -31,7 +32,7 @@ def tune(
     search: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY=LOW:HIGH[:log]",
+            metavar="KEY[=LOW:HIGH[:log]]",
             help="Search this setting in this range, and only those named; by default what the recipe leaves open.",
         ),
     ] = None,
@@ -49,8 +50,9 @@ def tune(
         int | None, typer.Option(min=1, max=6, help="Lengths of runs, each 3 times the one before; 1: no pruning.")
     ] = None,
     metric: Annotated[str, typer.Option(help="top1, top5 or val_loss, of the held-out images.")] = "top1",
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Trials at a time, one core each; as many as cores are free by default.")
+    num_jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", min=1, help="Trials at a time, one core each; as many as cores are free by default."),
     ] = None,
     output: Annotated[
         Path | None, typer.Option(help="Folder of the search; hosts that share it share the trials. Under runs/.")
@@ -65,20 +67,5 @@ def tune(
     """
     from megabatch.tune.conduct import TuneRequest, conduct
 
-    request = TuneRequest(
-        recipe,
-        changes(set_, data),
-        tuple(search or ()),
-        trials,
-        budget,
-        scale,
-        epochs,
-        held_out,
-        rungs,
-        metric,
-        jobs,
-        output,
-        seed,
-        as_json,
-    )
+    request = request_of(TuneRequest, ctx, overrides=changes(set_, data))
     raise typer.Exit(conduct(request))

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from megabatch.cli.options import Debug, Set, changes, examples
+from megabatch.cli.options import DataOfRun, Debug, Set, changes, examples
 
 app = typer.Typer()
 
@@ -32,7 +32,7 @@ def verify(
         ),
     ] = "",
     workers: Annotated[int | None, typer.Option(min=1, help="Local workers to start, as for `train`.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Where the images are, if not where the run had them.")] = None,
+    data: DataOfRun = None,
     set_: Set = None,
     debug: Debug = False,
 ) -> None:
@@ -41,7 +41,7 @@ def verify(
     Compared are the digests of the weights in metrics.jsonl, and the losses of the steps. Any number of workers and
     any all-reduce algorithm give the same bits; other processors, threads or versions may not, and are said.
     """
-    from megabatch.train.verify import verify_run
+    from megabatch.use.verify import verify_run
 
     found = verify_run(run, steps, workers, changes(set_, data), os.environ, debug)
     if found is None:

@@ -7,8 +7,8 @@ Every element of the result is computed by one rank and copied to the others (`e
 the same order), so all ranks agree bit for bit, and a repetition gives the same bits. Against another
 algorithm the result may differ in rounding, because the order of summation differs.
 
-Lengths need not divide by anything: on Gloo chunks differ by one element; for the backend's own collectives,
-which need equal chunks, the message passes through a padded buffer that is cached for the next call.
+Lengths need not divide by anything: on Gloo chunks differ by one element; the backend's own collectives scatter
+equal chunks, so there a length that does not divide passes through a padded buffer that is cached for the next call.
 """
 
 from __future__ import annotations
@@ -23,9 +23,19 @@ from megabatch.comm.channel import Channel, Passage, Turn, Workers
 from megabatch.comm.failures import report_lost_peer
 from megabatch.comm.grid import ProcessGrid
 from megabatch.comm.p2p import PeerLostError, cached_tag, message_tag
-from megabatch.comm.phases import Division, divisions, num_channels, phases, staggered, torus_form
+from megabatch.comm.phases import (
+    MAX_TORUS_CHANNELS,
+    Division,
+    divisions,
+    equal_parts,
+    num_channels,
+    phases,
+    staggered,
+    torus_form,
+)
 from megabatch.comm.price import DEFAULT_SEGMENT_BYTES
 from megabatch.comm.primitives import split
+from megabatch.comm.shared_memory import serves
 from megabatch.errors import ConfigError
 
 CACHED_BYTES = 256 * 1024
@@ -73,6 +83,13 @@ class AllReducer:
         self._staging: torch.Tensor | None = None
         self._separate_links = grid.separate_links
         self._on_gloo = grid.on_gloo(phase.axis for phase in self.phases)
+        if num_channels(self.phases) > 1 and not self._on_gloo:
+            raise ConfigError(
+                f"{algorithm} keeps all axes busy at once, but this backend's collectives follow one another; "
+                "choose torus, auto or backend"
+            )
+        most = MAX_TORUS_CHANNELS if self._separate_links else 1
+        self._lanes = grid.memory.claim(max(most, num_channels(self.phases)))
 
     def run(self, tensor: torch.Tensor, *, task: str = "all-reduce", call: int | None = None) -> None:
         """Sum or average `tensor` over the grid in place.
@@ -104,11 +121,11 @@ class AllReducer:
             for channel, part in zip(channels, split(message, len(channels)), strict=True):
                 turn = Turn(turn) if channel.segment_bytes == _WHOLE else None
                 jobs.append(partial(channel.run, part, tag, divide_first=message is flat, turn=turn))
-        told = [partial(self._explained, job, call, task, flat) for job in jobs]
+        explained = [partial(self._explained, job, call, task, flat) for job in jobs]
         if own_primitives:
-            self._run_together(told)
+            self._run_together(explained)
         else:
-            for job in told:
+            for job in explained:
                 job()
         if message is not flat:
             flat.copy_(message[: flat.numel()])
@@ -120,6 +137,8 @@ class AllReducer:
         if self._threads is not None:
             self._threads.stop(self.grid.timeout_seconds)
         self._threads = self._staging = None
+        self.grid.memory.release(self._lanes)
+        self._lanes = []
         self._channels.clear()
         self._cached.clear()
 
@@ -185,7 +204,7 @@ class AllReducer:
         dtype = self.grad_dtype or flat.dtype
         numel = flat.numel()
         if not own_primitives:
-            parts = self.grid.world_size * num_channels(self.phases)
+            parts = equal_parts(self.phases)
             numel = -(-numel // parts) * parts
         if dtype == flat.dtype and numel == flat.numel():
             return flat
@@ -196,7 +215,7 @@ class AllReducer:
 
     def _channels_for(self, message: torch.Tensor, own_primitives: bool) -> list[Channel]:
         form = torus_form(message.nbytes, separate_links=self._separate_links) if own_primitives else ()
-        key = (message.dtype in _HALVES, own_primitives, form)
+        key = (message.dtype, own_primitives, form)
         if key not in self._channels:
             self._channels[key] = self._new_channels(message, own_primitives)
         return self._channels[key]
@@ -210,11 +229,19 @@ class AllReducer:
         divided: Sequence[Division] = [Division()] * len(phase_list)
         if self.average:
             divided = divisions(phase_list, half_precision=message.dtype in _HALVES)
+        lanes = self._lanes if own_primitives and self._lanes and serves(message.dtype) else None
         channels: list[Channel] = []
         first = 0
         for number in range(num_channels(phase_list)):
             chosen = [pair for pair in zip(phase_list, divided, strict=True) if pair[0].channel == number]
-            channel = Channel(self.grid, chosen, segment_bytes, own_primitives=own_primitives, first_action=first)
+            channel = Channel(
+                self.grid,
+                chosen,
+                segment_bytes,
+                own_primitives=own_primitives,
+                first_action=first,
+                lane=lanes[number] if lanes else None,
+            )
             channels.append(channel)
             first = channel.end_action
         return channels

@@ -192,10 +192,10 @@ def calibration_from_data(content: object, source: str) -> Calibration:
         raise ConfigError(f"{source} is no calibration; give a file written by `megabatch bench allreduce`")
     if content["megabatch_calibration"] != FORMAT:
         raise ConfigError(f"{source} has another format than this version writes ({FORMAT}); measure again")
-    told = {name: value for name, value in content.items() if name != "megabatch_calibration"}
+    fields = {name: value for name, value in content.items() if name != "megabatch_calibration"}
     try:
-        axes = tuple(AxisCost(**axis) for axis in told.pop("axes"))
-        return Calibration(axes=axes, points=tuple(MeasuredPoint(**point) for point in told.pop("points")), **told)
+        axes = tuple(AxisCost(**axis) for axis in fields.pop("axes"))
+        return Calibration(axes=axes, points=tuple(MeasuredPoint(**point) for point in fields.pop("points")), **fields)
     except (KeyError, TypeError, ValueError, AttributeError, MegabatchError) as error:
         raise ConfigError(f"{source} is damaged ({error}); measure again with `megabatch bench allreduce`") from None
 

@@ -23,6 +23,7 @@ from megabatch.comm.grid import ProcessGrid
 from megabatch.comm.p2p import ACTION_SHIFT, LIBRARY, MAX_ACTIONS, Link, PeerLostError, Scratch, own_chunk
 from megabatch.comm.phases import Division, Phase
 from megabatch.comm.primitives import PRIMITIVES
+from megabatch.comm.shared_memory import SHARED, Lane
 
 T = TypeVar("T")
 _Jobs = queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
@@ -38,7 +39,7 @@ class _Action:
     name: str
     operation: str
     primitive: Any
-    link: Link
+    link: Link | Lane
     tag_offset: int
     division: Division
 
@@ -47,7 +48,8 @@ class Channel:
     """The primitives that this rank runs, in order, with their links and buffers. Used by one thread at a time.
 
     divided_phases: the phases, each with what is divided around it. first_action: number of the channel's first
-    primitive within the algorithm; equal on all ranks, as all tags must be.
+    primitive within the algorithm; equal on all ranks, as all tags must be. lane: claimed for this channel, to be used
+    along axes that share memory.
     """
 
     def __init__(
@@ -58,10 +60,11 @@ class Channel:
         *,
         own_primitives: bool,
         first_action: int = 0,
+        lane: int | None = None,
     ) -> None:
         self.scratch = Scratch()
         self.segment_bytes = segment_bytes
-        self._links: dict[int, Link] = {}
+        self._links: dict[int, Link | Lane] = {}
         self.actions: list[_Action] = []
         number = first_action
         for phase, division in divided_phases:
@@ -70,14 +73,17 @@ class Channel:
             is_leader = not any(grid.coordinates[phase.axis + 1 :])
             if is_leader or not phase.leaders:
                 if phase.axis not in self._links:
-                    self._links[phase.axis] = grid.link(phase.axis)
+                    shared = grid.memory.lane(phase.axis, lane, grid.timeout_seconds) if own else None
+                    self._links[phase.axis] = shared or grid.link(phase.axis)
+                link = self._links[phase.axis]
+                own_kind = SHARED if isinstance(link, Lane) else PRIMITIVES
                 for index, operation in enumerate(operations):
                     self.actions.append(
                         _Action(
                             name=phase.name(grid.shape.names),
                             operation=operation,
-                            primitive=PRIMITIVES[operation, phase.pattern] if own else LIBRARY[operation],
-                            link=self._links[phase.axis],
+                            primitive=own_kind[operation, phase.pattern] if own else LIBRARY[operation],
+                            link=link,
                             tag_offset=(number + index) << ACTION_SHIFT,
                             # An all-reduce in two halves divides between them, where each rank owns one chunk.
                             division=division if index == 0 else Division(),
@@ -137,7 +143,7 @@ class Passage:
             run = action.primitive(action.link, part, tag + action.tag_offset, channel.scratch, channel.segment_bytes)
             result = part
             if action.operation == "reduce_scatter":
-                result = own_chunk(part, action.link)
+                result = own_chunk(part, action.link.position, action.link.size)
                 outer.append(part)
             self._steps.append((action, run, part, result))
             part = result

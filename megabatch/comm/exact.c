@@ -1,7 +1,9 @@
-/* Gradients to integers and back, each in one pass over memory.
+/* Gradients to integers and back, each in one pass over memory, all tensors in one call.
 
    The same operations as the plain torch code in exact.py, so the same bits: multiply by a power of two, round half to
-   even, add with wrap-around; and back: convert to float, multiply. The largest magnitude is found on the way. */
+   even, add with wrap-around; and back: convert to float, multiply. The largest magnitude is found on the way.
+
+   A call takes a table of 64-bit numbers, column by column, with an entry for each tensor. */
 
 #include <math.h>
 #include <stdint.h>
@@ -10,9 +12,9 @@
 #endif
 
 /* out = total + round(gradient * scale); total may be null (then it counts as 0), out may be either of the two arrays.
-   Returns the bits of the largest |gradient|: for finite numbers their order is that of the numbers, and infinities
+   Returns the largest bits of |gradient|: for finite numbers their order is that of the numbers, and infinities
    and NaN come out above all others. */
-int32_t megabatch_to_integers(const float *gradient, const int32_t *total, int32_t *out, int64_t count, float scale) {
+static int32_t to_integers(const float *gradient, const int32_t *total, int32_t *out, int64_t count, float scale) {
   int64_t i = 0;
   int32_t largest = 0;
 #ifdef __SSE2__
@@ -46,10 +48,27 @@ int32_t megabatch_to_integers(const float *gradient, const int32_t *total, int32
   return largest;
 }
 
-/* data = data * factor, where integers become floats in the same memory. */
-void megabatch_to_floats(int32_t *data, int64_t count, float factor) {
-  for (int64_t i = 0; i < count; i++) {
-    union { float value; int32_t bits; } element = {(float)data[i] * factor};
-    data[i] = element.bits;
+/* Columns: gradient, total, out (addresses), elements, shift (the scale is 2^shift), place of the tensor in `largest`. */
+void megabatch_to_integers(const int64_t *table, int64_t num_tensors, int32_t *largest) {
+  const int64_t *gradients = table, *totals = table + num_tensors, *outs = table + 2 * num_tensors;
+  const int64_t *counts = table + 3 * num_tensors, *shifts = table + 4 * num_tensors, *places = table + 5 * num_tensors;
+  for (int64_t i = 0; i < num_tensors; i++) {
+    int32_t found = to_integers((const float *)(intptr_t)gradients[i], (const int32_t *)(intptr_t)totals[i],
+                                (int32_t *)(intptr_t)outs[i], counts[i], ldexpf(1.0f, (int)shifts[i]));
+    if (found > largest[places[i]])
+      largest[places[i]] = found;
+  }
+}
+
+/* Integers become floats in the same memory: data = data * 2^-shift / num_ghosts. Columns: address, elements, shift. */
+void megabatch_to_floats(const int64_t *table, int64_t num_tensors, int64_t num_ghosts) {
+  for (int64_t i = 0; i < num_tensors; i++) {
+    int32_t *data = (int32_t *)(intptr_t)table[i];
+    const int64_t count = table[num_tensors + i];
+    const float factor = (float)(ldexp(1.0, -(int)table[2 * num_tensors + i]) / (double)num_ghosts);
+    for (int64_t j = 0; j < count; j++) {
+      union { float value; int32_t bits; } element = {(float)data[j] * factor};
+      data[j] = element.bits;
+    }
   }
 }

@@ -166,9 +166,9 @@ def explain(own: Note, notes: Mapping[int, Note], world_size: int) -> str:
         if notes[rank].call == own.call:
             messages.setdefault(f"{notes[rank].task} of {notes[rank].message}", []).append(rank)
     if len(messages) > 1:
-        told = "; ".join(f"{message} on {ranks_text(ranks)}" for message, ranks in messages.items())
+        listed = "; ".join(f"{message} on {ranks_text(ranks)}" for message, ranks in messages.items())
         return (
-            f"{where}: workers disagree about what to reduce ({told}); "
+            f"{where}: workers disagree about what to reduce ({listed}); "
             "build the same model, in the same order and precision, on every worker"
         )
     missing = [rank for rank in range(world_size) if rank not in notes]

@@ -25,6 +25,7 @@ from megabatch.comm.calibration import Choice
 from megabatch.comm.p2p import Link, hang_up, new_group, uses_gloo
 from megabatch.comm.phases import WORLD
 from megabatch.comm.shape import GridShape, default_shape, parse_grid, ranks_text
+from megabatch.comm.shared_memory import SharedAxes
 from megabatch.errors import CommunicationError, GridError, LaunchError
 from megabatch.machine import host_name
 
@@ -77,6 +78,7 @@ class ProcessGrid:
         store: Store | None = None,
         build: str = "",
         owns_groups: bool = True,
+        shared_memory: bool = False,
     ) -> None:
         self.shape = shape
         self.rank = rank
@@ -96,6 +98,7 @@ class ProcessGrid:
         self._reducers: dict[tuple[str, bool, torch.dtype | None], Reducer] = {}
         self._claimed_tags: set[int] = set()
         self._closed = False
+        self.memory = SharedAxes(wanted=shared_memory)
 
     def __enter__(self) -> ProcessGrid:
         return self
@@ -111,6 +114,7 @@ class ProcessGrid:
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
         check_consistency: bool = True,
         name: str = "",
+        shared_memory: bool = True,
     ) -> ProcessGrid:
         """Lay the initialised world out as `shape` ("2x4", (2, 4), or a mesh of torch); every rank must call it.
 
@@ -118,7 +122,8 @@ class ProcessGrid:
         the whole world, of any number of dimensions, are used as they are and stay the mesh's own. `timeout_seconds`
         bounds every later wait on this grid. `check_consistency=False` skips the exchange of shape and host names
         with the other ranks; a shape is then needed. Grids of one world are told apart by their number; ranks that
-        have made different numbers of them must give a name.
+        have made different numbers of them must give a name. With `shared_memory`, ranks along an axis that lies in one
+        host reduce through memory they share, where the machine offers it.
 
         Raises:
             GridError: the shape does not fit the world, or differs between ranks.
@@ -131,7 +136,9 @@ class ProcessGrid:
         prefix = f"megabatch/grid/{name}" if name else _next_prefix()
         store = PrefixStore(prefix, dist.distributed_c10d._get_default_store())
         if check_consistency:
-            layout = check_grid_consistency(store, rank, world_size, wanted, host_name(), timeout_seconds)
+            layout = check_grid_consistency(
+                store, rank, world_size, wanted, host_name(), timeout_seconds, _own_device()
+            )
         elif wanted is not None:
             layout = Layout(wanted)
         else:
@@ -142,7 +149,7 @@ class ProcessGrid:
             groups = [shape.get_group(axis) if layout.shape.sizes[axis] > 1 else None for axis in axes]
         else:
             groups = [_axis_group(layout.shape, rank, axis, timeout_seconds, prefix) for axis in axes]
-        return cls(
+        grid = cls(
             layout.shape,
             rank,
             groups,
@@ -152,7 +159,11 @@ class ProcessGrid:
             store=PrefixStore("failures", store),
             build=prefix,
             owns_groups=not isinstance(shape, DeviceMesh),
+            shared_memory=shared_memory,
         )
+        for axis in layout.shape.axes:
+            grid._share_memory(axis)
+        return grid
 
     @property
     def world_size(self) -> int:
@@ -187,6 +198,7 @@ class ProcessGrid:
             if default is not None and uses_gloo(default):
                 default = new_group(range(self.world_size), "world", self.timeout_seconds, self._build)
             self._groups[WORLD] = default
+            self._share_memory(WORLD)
         group = self._groups[axis]
         assert group is not None, f"axis {axis} of grid {self.shape.text} has a single rank and no group"
         return group
@@ -234,6 +246,7 @@ class ProcessGrid:
 
     def hang_up(self) -> None:
         """Close this rank's connections, so that ranks waiting for it fail at once."""
+        self.memory.hang_up()
         for group in self._groups:
             if group is not None and uses_gloo(group):
                 hang_up(group)
@@ -247,11 +260,15 @@ class ProcessGrid:
         for reducer in self._reducers.values():
             reducer.close()
         self._reducers.clear()
+        self.memory.close()
         for group in self._groups if self._owns_groups else self._groups[WORLD:]:
             # Whoever ended torch.distributed before has ended our groups with it.
             if group is not dist.group.WORLD and group in dist.distributed_c10d._world.pg_map:
                 dist.destroy_process_group(group)
         self._groups = [None] * len(self._groups)
+
+    def _share_memory(self, axis: int) -> None:
+        self.memory.join(axis, self.group(axis), self.axis_ranks(axis), self.axis_position(axis))
 
 
 def default_grid(timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS) -> GridShape:
@@ -262,20 +279,28 @@ def default_grid(timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS) -> GridShape:
     """
     store = PrefixStore(_next_prefix(), dist.distributed_c10d._get_default_store())
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    return check_grid_consistency(store, rank, world_size, None, host_name(), timeout_seconds).shape
+    return check_grid_consistency(store, rank, world_size, None, host_name(), timeout_seconds, _own_device()).shape
 
 
 def check_grid_consistency(
-    store: Store, rank: int, world_size: int, wanted: GridShape | None, host: str, timeout_seconds: float
+    store: Store,
+    rank: int,
+    world_size: int,
+    wanted: GridShape | None,
+    host: str,
+    timeout_seconds: float,
+    device: str = "",
 ) -> Layout:
-    """The layout on which all ranks rely: rank 0 collects each rank's shape and host, decides, and tells everybody.
+    """The layout on which all ranks rely: rank 0 collects each rank's shape and place, decides, and tells everybody.
 
     Without a `wanted` shape on all ranks, it is the `default_shape` of their hosts.
+    device: what a rank must have for itself alone; empty where it may be shared.
 
     Raises:
-        GridError: ranks gave different shapes. LaunchError: ranks did not come within the timeout.
+        GridError: ranks gave different shapes.
+        LaunchError: ranks did not come within the timeout, or two have the same device.
     """
-    store.set(f"entry {rank}", json.dumps([wanted.text if wanted else "", host]))
+    store.set(f"entry {rank}", json.dumps([wanted.text if wanted else "", host, device]))
     if rank == 0:
         store.set("verdict", json.dumps(_verdict(store, world_size, timeout_seconds)))
     # Rank 0 needs its whole timeout to find out who is missing; only then can it say so.
@@ -286,11 +311,18 @@ def check_grid_consistency(
             f"rank 0 did not say within {timeout_seconds:g} s how the grid lies; look at the log of rank 0"
         ) from None
     decided = json.loads(store.get("verdict"))
-    if "missing" in decided:
-        raise LaunchError(decided["missing"])
+    if "cannot launch" in decided:
+        raise LaunchError(decided["cannot launch"])
     if "differs" in decided:
         raise GridError(decided["differs"])
     return Layout(wanted or parse_grid(decided["shape"]), tuple(decided["hosts"]), decided["reason"])
+
+
+def _own_device() -> str:
+    """What tells this rank's device from all others of its host, where NCCL needs one for each rank."""
+    if "nccl" not in str(dist.get_backend()) or not torch.cuda.is_available():
+        return ""
+    return str(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", ""))
 
 
 def _verdict(store: Store, world_size: int, timeout_seconds: float) -> dict[str, object]:
@@ -300,16 +332,23 @@ def _verdict(store: Store, world_size: int, timeout_seconds: float) -> dict[str,
         store.wait(keys, timedelta(seconds=timeout_seconds))
     missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
     if missing:
-        told = f"no grid: {ranks_text(missing)} did not come within {timeout_seconds:g} s"
-        return {"missing": f"{told}; look at the log of rank {missing[0]}"}
+        said = f"no grid: {ranks_text(missing)} did not come within {timeout_seconds:g} s"
+        return {"cannot launch": f"{said}; look at the log of rank {missing[0]}"}
     entries = [tuple(json.loads(value)) for value in store.multi_get(keys)]
-    hosts = [host for _, host in entries]
+    hosts = [host for _, host, _ in entries]
+    by_device: dict[tuple[str, str], list[int]] = {}
+    for rank, (_, host, device) in enumerate(entries):
+        by_device.setdefault((host, device), []).append(rank)
+    for (host, device), ranks in by_device.items():
+        if device and len(ranks) > 1:
+            shared = f"{ranks_text(ranks)} on host {host} have the same device ({device})"
+            return {"cannot launch": f"{shared}; start one worker per device, or show each worker its own"}
     by_shape: dict[str, list[int]] = {}
-    for rank, (text, _) in enumerate(entries):
+    for rank, (text, _, _) in enumerate(entries):
         by_shape.setdefault(text or "none", []).append(rank)
     if len(by_shape) > 1:
-        told = "; ".join(f"{text} on {ranks_text(ranks)}" for text, ranks in by_shape.items())
-        return {"differs": f"grid shapes differ between workers ({told}); give every worker the same shape"}
+        shapes = "; ".join(f"{text} on {ranks_text(ranks)}" for text, ranks in by_shape.items())
+        return {"differs": f"grid shapes differ between workers ({shapes}); give every worker the same shape"}
     if entries[0][0]:
         return {"hosts": hosts, "shape": entries[0][0], "reason": "as given"}
     shape, reason = default_shape(hosts)

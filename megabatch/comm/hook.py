@@ -23,6 +23,7 @@ nothing hides.
 """
 
 # No `from __future__ import annotations` here: DDP checks that a hook's annotations are classes, not strings.
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -34,6 +35,7 @@ import torch
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
+import megabatch.comm.interpreter_exit  # noqa: F401  its import is what counts
 from megabatch.comm.allreduce import message_text
 from megabatch.comm.calibration import Calibration
 from megabatch.comm.channel import Workers
@@ -56,6 +58,7 @@ def gradient_hook(
     buckets_in_flight: int = 2,
     calibration: Calibration | str | Path | None = None,
     exact: bool | ExactSums = False,
+    say: Callable[[str], None] | None = print,
 ) -> tuple["GradientHook", Hook]:
     """State and hook for `DistributedDataParallel.register_comm_hook`; every rank must make the same.
 
@@ -65,12 +68,17 @@ def gradient_hook(
     the row phase of one overlaps the column phase of another; the backend's own all-reduce takes one at a time.
     exact: sum in integers, so that bits do not depend on the number of ranks; needs a few more lines, see `exact`. An
     `ExactSums` that is there goes on.
+    say: is told on rank 0 what "auto" has chosen and why; None to be told nothing.
     """
     if exact and grad_dtype not in (None, torch.float32):
         raise ConfigError(f"exact sums travel as int32, grad_dtype {grad_dtype} was given too; give one of the two")
     make = partial(make_reducer, grid, algorithm, average=not exact, grad_dtype=grad_dtype, calibration=calibration)
     sums = exact if isinstance(exact, ExactSums) else ExactSums() if exact else None
-    return GradientHook(grid, make, buckets_in_flight, sums), reduce_bucket
+    state = GradientHook(grid, make, buckets_in_flight, sums)
+    if say is not None and grid.rank == 0:
+        for line in state.explanation:
+            say(line)
+    return state, reduce_bucket
 
 
 def reduce_bucket(state: "GradientHook", bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -207,7 +215,8 @@ class GradientHook:
     ) -> torch.futures.Future[torch.Tensor]:
         """Enqueue behind the gradients on a stream of our own; the future makes its reader's stream wait."""
         if self._stream is None:
-            self._stream = torch.cuda.Stream(device)
+            # Urgent: a reduced bucket is waited for by all ranks, the kernels of backward by this one alone.
+            self._stream = torch.cuda.Stream(device, priority=-1)
         self._stream.wait_stream(torch.cuda.current_stream(device))
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[device])
         with torch.cuda.stream(self._stream):
@@ -222,6 +231,7 @@ class ExposedTimeHook:
     def __init__(self, device: torch.device, hook: Hook = allreduce_hook, state: Any = None) -> None:
         self._hook = hook
         self._state = state
+        self.is_captured = False  # in a graph, where no event can be read: exposed seconds are NaN
         self._on_cuda = device.type == "cuda"
         self._last_bucket_at = 0.0  # by the host's clock
         self._exposed_seconds = 0.0
@@ -233,7 +243,7 @@ class ExposedTimeHook:
         self._hook, self._state = hook, state
 
     def hook(self, _state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        if bucket.is_last():
+        if bucket.is_last() and not self.is_captured:
             if self._on_cuda:
                 self._last_bucket_event = torch.cuda.Event(enable_timing=True)
                 self._last_bucket_event.record()
@@ -243,7 +253,9 @@ class ExposedTimeHook:
 
     def backward_ended(self) -> None:
         """Call right after the backward pass that synchronised."""
-        if self._on_cuda:
+        if self.is_captured:
+            self._exposed_seconds, self._last_bucket_event = math.nan, None
+        elif self._on_cuda:
             # DDP has made the current stream wait for the reduced buckets, so this event stands behind them.
             self._end_event = torch.cuda.Event(enable_timing=True)
             self._end_event.record()
@@ -252,12 +264,21 @@ class ExposedTimeHook:
 
     def seconds(self) -> float:
         """Exposed communication of the last synchronised backward pass; on CUDA this waits for the device."""
-        if not self._on_cuda:
-            return self._exposed_seconds
-        if self._last_bucket_event is None or self._end_event is None:
-            return 0.0
-        self._end_event.synchronize()
-        return float(self._last_bucket_event.elapsed_time(self._end_event)) / 1000.0
+        if self._end_event is not None:
+            self._end_event.synchronize()
+        return self.reader()()
+
+    def reader(self) -> Callable[[], float]:
+        """What gives the exposed seconds of the last synchronised backward pass, later, without a wait.
+
+        On CUDA it may be called when the device is known to have passed the end of that backward pass.
+        """
+        if self.is_captured:
+            return lambda: math.nan
+        begin, end, seconds = self._last_bucket_event, self._end_event, self._exposed_seconds
+        if begin is None or end is None:
+            return lambda: seconds
+        return lambda: float(begin.elapsed_time(end)) / 1000.0
 
 
 class _Failure:

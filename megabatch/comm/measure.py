@@ -42,7 +42,8 @@ _BACKEND_SIZES = (16 * 2**10, 2**20, 8 * 2**20)
 class AxisMeasurement:
     """One axis as measured, line by line: a line is the ranks that share all other coordinates.
 
-    solo_bytes_per_second: the first line without the others, or 0 when not measured.
+    solo_bytes_per_second: the first line without the others, or 0 when not measured. in_memory: whether the ranks of
+    the line share memory, by line.
     """
 
     lines: tuple[tuple[int, ...], ...]
@@ -50,6 +51,7 @@ class AxisMeasurement:
     bytes_per_second: tuple[float, ...]
     message_overhead_seconds: float
     solo_bytes_per_second: float
+    in_memory: tuple[bool, ...]
 
     def cost(self, name: str) -> AxisCost:
         """The cost of the whole axis: its worst line, as phases wait for it."""
@@ -99,7 +101,7 @@ def measure_axis(grid: ProcessGrid, axis: int, *, budget_seconds: float = 1.0) -
     latency = [min(seconds) / num_steps for seconds in zip(first, tiny, strict=True)]
 
     own = [probe.seconds(_FIRST_CHUNK_BYTES, repeats), probe.seconds(1, repeats, direct=True)]
-    small, direct = _by_line(lines, gather(grid, own))
+    small, direct, in_memory = _by_line(lines, gather(grid, [*own, float(probe.in_memory)]))
     # To all peers at once, in two steps: what the messages beyond the first cost, on cores shared with other ranks. On
     # an axis of two there is no such message.
     overhead = max(0.0, max(direct) / 2 - max(latency)) / (size - 2) if size > 2 else 0.0
@@ -123,7 +125,8 @@ def measure_axis(grid: ProcessGrid, axis: int, *, budget_seconds: float = 1.0) -
         solo_small, solo = _by_line(lines, gather(grid, alone))
         (solo_rate,) = _rates(solo[:1], (solo_small if tells else nothing)[:1], more_bytes, num_steps)
         solo_rate = min(solo_rate, sharing * rates[0])
-    return AxisMeasurement(lines, tuple(latency), tuple(rates), overhead, solo_rate)
+    probe.close()
+    return AxisMeasurement(lines, tuple(latency), tuple(rates), overhead, solo_rate, tuple(map(bool, in_memory)))
 
 
 def race(grid: ProcessGrid, runs: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
@@ -196,9 +199,16 @@ class _Probe:
         ring, direct = (Phase("all_reduce", "ring", axis, self._size), Phase("all_reduce", "direct", axis, self._size))
         self._name = ring.name(grid.shape.names)
         own = self._device.type == "cpu" and grid.on_gloo([axis])
+        self._lanes = grid.memory.claim(2)
+        self.in_memory = own and bool(self._lanes) and axis in grid.memory
         self._ring, self._direct = (
-            Channel(grid, [(phase, Division())], _NO_SEGMENTS, own_primitives=own) for phase in (ring, direct)
+            Channel(grid, [(phase, Division())], _NO_SEGMENTS, own_primitives=own, lane=lane)
+            for phase, lane in zip((ring, direct), self._lanes or (None, None), strict=True)
         )
+
+    def close(self) -> None:
+        """Give the lanes back."""
+        self._grid.memory.release(self._lanes)
 
     def seconds(self, chunk_bytes: int, repeats: int = 1, *, direct: bool = False, takes_part: bool = True) -> float:
         """This rank's shortest time for chunks of about `chunk_bytes` (at least one element), or 0 if it stands by."""

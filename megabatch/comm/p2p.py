@@ -157,7 +157,7 @@ def new_group(ranks: Sequence[int], name: str, timeout_seconds: float, build: st
         LaunchError: they could not connect.
     """
     try:
-        with _group_named(f"{build} {name} {list(ranks)}"):
+        with group_named(f"{build} {name} {list(ranks)}"):
             group: dist.ProcessGroup = dist.new_group(
                 list(ranks),
                 timeout=timedelta(seconds=timeout_seconds),
@@ -173,7 +173,7 @@ def new_group(ranks: Sequence[int], name: str, timeout_seconds: float, build: st
 
 
 @contextlib.contextmanager
-def _group_named(text: str) -> Iterator[None]:
+def group_named(text: str) -> Iterator[None]:
     """Within this block torch calls a new group after `text`.
 
     By itself torch names a group after its ranks and the number of groups that now exist. A grid built after another
@@ -219,42 +219,50 @@ def _wait(work: Any, timeout: timedelta, peer: int | None) -> None:
         raise PeerLostError(peer, timed_out=timed_out) from error
 
 
-def own_chunk(part: torch.Tensor, link: Link) -> torch.Tensor:
-    """The part of a message that this rank owns; lengths differ by at most one element, and every rank cuts alike."""
-    numel, me = part.numel(), link.position
-    return part[numel * me // link.size : numel * (me + 1) // link.size]
+def own_chunk(part: torch.Tensor, position: int, size: int) -> torch.Tensor:
+    """The part of a message that a rank owns; lengths differ by at most one element, and every rank cuts alike."""
+    numel = part.numel()
+    return part[numel * position // size : numel * (position + 1) // size]
 
 
-def _primitive(issue: Callable[[Link, torch.Tensor], Any]) -> Callable[..., Generator[None, None, None]]:
+def _primitive(issue: Callable[[Link, torch.Tensor, bool], Any]) -> Callable[..., Generator[None, None, None]]:
+    """issue: (link, part, async_op). On CUDA it is not asynchronous: the collective then runs on the current stream
+    itself, which is ours and urgent, and not on one of the group's; the host waits in neither case, and NCCL's watchdog
+    bounds it."""
+
     def run(link: Link, part: torch.Tensor, *_: object) -> Generator[None, None, None]:
         while True:
             yield
             try:
-                work = issue(link, part)
+                work = issue(link, part, not part.is_cuda)
             except RuntimeError as error:
                 raise PeerLostError(None, timed_out=False) from error
-            if part.is_cuda:
-                work.wait()  # the stream waits and not the host; NCCL's watchdog bounds it
-            else:
+            if work is not None:
                 _wait(work, link.timeout, None)
             yield
 
     return run
 
 
-_all_reduce = _primitive(lambda link, part: dist.all_reduce(part, group=link.group, async_op=True))
+_all_reduce = _primitive(lambda link, part, later: dist.all_reduce(part, group=link.group, async_op=later))
 
 LIBRARY: dict[str, Callable[..., Generator[None, None, None]]] = {
     "reduce_scatter": _primitive(
-        lambda link, part: _reduce_scatter(own_chunk(part, link), part, group=link.group, async_op=True)
+        lambda link, part, later: _reduce_scatter(
+            own_chunk(part, link.position, link.size), part, group=link.group, async_op=later
+        )
     ),
     "all_gather": _primitive(
-        lambda link, part: _all_gather(part, own_chunk(part, link), group=link.group, async_op=True)
+        lambda link, part, later: _all_gather(
+            part, own_chunk(part, link.position, link.size), group=link.group, async_op=later
+        )
     ),
     "all_reduce": _all_reduce,
     "exchange": _all_reduce,
-    "reduce": _primitive(lambda link, part: dist.reduce(part, link.ranks[0], group=link.group, async_op=True)),
-    "broadcast": _primitive(lambda link, part: dist.broadcast(part, link.ranks[0], group=link.group, async_op=True)),
+    "reduce": _primitive(lambda link, part, later: dist.reduce(part, link.ranks[0], group=link.group, async_op=later)),
+    "broadcast": _primitive(
+        lambda link, part, later: dist.broadcast(part, link.ranks[0], group=link.group, async_op=later)
+    ),
 }
 """Operation -> primitive with the same two halves as those on Gloo; the first half does nothing. Chunks must be equal:
 `AllReducer` pads."""

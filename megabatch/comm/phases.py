@@ -46,7 +46,7 @@ SHORT_MESSAGE_BYTES = 256 * 1024
 """Up to here latency and the cost of a message count, not bytes."""
 
 _CHANNEL_BYTES = 4 * 2**20
-_MAX_TORUS_CHANNELS = 4
+MAX_TORUS_CHANNELS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ def torus_form(message_bytes: float, *, separate_links: bool) -> tuple[Pattern, 
     """(pattern, channels) of the torus for a message: one hop per phase, rings, or rings for several parts at once."""
     if message_bytes <= SHORT_MESSAGE_BYTES:
         return "direct", 1
-    return "ring", max(1, min(int(message_bytes // _CHANNEL_BYTES), _MAX_TORUS_CHANNELS)) if separate_links else 1
+    return "ring", max(1, min(int(message_bytes // _CHANNEL_BYTES), MAX_TORUS_CHANNELS)) if separate_links else 1
 
 
 def torus_phases(
@@ -227,6 +227,19 @@ def torus_phases(
 def num_channels(phase_list: Sequence[Phase]) -> int:
     """How many parts of the message travel at the same time, one per channel; parts are equal."""
     return max((phase.channel for phase in phase_list), default=0) + 1
+
+
+def equal_parts(phase_list: Sequence[Phase]) -> int:
+    """What the length of a message must divide by for the backend's own collectives: they scatter equal chunks.
+
+    An all-reduce takes any length, so on a grid of rows and columns a torus needs equal parts along its row alone.
+    """
+    channels = range(num_channels(phase_list))
+    scattered = [
+        math.prod(one.size for one in phase_list if one.channel == number and one.operation == "reduce_scatter")
+        for number in channels
+    ]
+    return len(channels) * math.lcm(*scattered)
 
 
 def staggered(phase_list: Sequence[Phase]) -> bool:

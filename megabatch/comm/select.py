@@ -42,6 +42,7 @@ from megabatch.comm.measure import calibrate, on_rank_0, probe_device, race
 from megabatch.comm.phases import WORLD, num_steps, phases
 from megabatch.comm.price import DEFAULT_SEGMENT_BYTES, all_reduce_seconds
 from megabatch.comm.shape import GridShape
+from megabatch.text import bytes_text
 
 __all__ = ["all_reduce"]
 
@@ -200,14 +201,6 @@ def race_choices(
     return tuple(choices)
 
 
-def size_text(message_bytes: int) -> str:
-    """A size for people: "128 KiB"."""
-    for unit, factor in (("MiB", 2**20), ("KiB", 2**10)):
-        if message_bytes >= factor:
-            return f"{message_bytes / factor:.4g} {unit}"
-    return f"{message_bytes} bytes"
-
-
 def _choices(grid: ProcessGrid, calibration: Calibration | str | Path | None) -> tuple[Choice, ...]:
     if grid.world_size == 1:
         return (Choice(1, "backend", DEFAULT_SEGMENT_BYTES, 0.0, "a single rank: nothing to reduce"),)
@@ -286,7 +279,7 @@ def _raced(candidates: Sequence[Prediction], run: _Race, shape: GridShape, calib
     won = _named(run.winner, candidates)
     took = run.medians[won.algorithm]
     others = ", ".join(f"{one.algorithm} {_ms(run.medians[one.algorithm])}" for one in candidates if one != won)
-    reason = f"{size_text(run.message_bytes)}: {won.algorithm}, {_ms(took)} measured, against {others}"
+    reason = f"{bytes_text(run.message_bytes)}: {won.algorithm}, {_ms(took)} measured, against {others}"
     if won.algorithm != "backend" and calibration.axes:
         reason += f"; {_cause(calibration, won.algorithm, shape, run.message_bytes)}"
     return Choice(run.message_bytes, won.algorithm, won.segment_bytes, took, reason)
@@ -299,14 +292,14 @@ def _inherited(size: int, ranked: Sequence[Prediction], below: _Race | None) -> 
     if below is None:
         cause = "no smaller size was tried either"
     elif below.winner == "backend":
-        cause = f"it won at {size_text(below.message_bytes)}"
+        cause = f"it won at {bytes_text(below.message_bytes)}"
     else:
         seconds = {name: seconds[name] * took / below.prices[name] for name, took in below.medians.items()}
         taken = _winner(seconds)
-        told = f"is {_ms(seconds[taken])} against the backend's {_ms(seconds['backend'])}"
-        told = told if taken != "backend" else "has nothing faster"
-        cause = f"the price corrected at {size_text(below.message_bytes)} {told}"
-    reason = f"{size_text(size)}: {taken}, not tried (too long for start-up); {cause}"
+        result = f"is {_ms(seconds[taken])} against the backend's {_ms(seconds['backend'])}"
+        result = result if taken != "backend" else "has nothing faster"
+        cause = f"the price corrected at {bytes_text(below.message_bytes)} {result}"
+    reason = f"{bytes_text(size)}: {taken}, not tried (too long for start-up); {cause}"
     return Choice(size, taken, _named(taken, ranked).segment_bytes, seconds[taken], reason)
 
 

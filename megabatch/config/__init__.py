@@ -31,7 +31,7 @@ __all__ = ["CommConfig", "Config", "OptimizerConfig", "TrainConfig", "difference
 class Config(Section):
     """One run, whole."""
 
-    reference: Reference
+    reference: Reference = Reference()
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     norm: NormConfig = NormConfig()
@@ -49,6 +49,8 @@ class Config(Section):
         self.batch_control.check_fits(totals[0], len(totals), train.ghost_batch_size)
         if self.batch_control.noise_rule == "momentum":  # refused here rather than when the stage is reached
             noise_keeping_momentum(smallest_value(self.optimizer.momentum), min(totals) / totals[0])
+        if train.cuda_graph and (self.data.augment.mixup or self.data.augment.cutmix):
+            raise ConfigError("train.cuda_graph was not made for data.augment.mixup and cutmix; leave one of them out")
         if train.audit_every_steps and self.comm.sums != "exact":
             raise ConfigError(
                 f"train.audit_every_steps {train.audit_every_steps} compares integers, comm.sums is "

@@ -19,12 +19,12 @@ class AdaptiveConfig(Section):
     later, so that images can be prepared that far ahead.
     """
 
-    max_global_batch_size: PositiveInt
-    growth: Annotated[float, Field(gt=1, le=16)] = 2.0
-    threshold: Positive = 1.0
-    patience: PositiveInt = 10
+    max_global_batch_size: PositiveInt  # the batch grows no further
+    growth: Annotated[float, Field(gt=1, le=16)] = 2.0  # the batch is multiplied by this
+    threshold: Positive = 1.0  # noise scale over the grown batch that is wanted
+    patience: PositiveInt = 10  # measurements in a row that must reach it
     from_epoch: NotNegative = 5.0  # not during warm-up
-    lead_steps: PositiveInt = 8
+    lead_steps: PositiveInt = 8  # steps from a decision to its effect
 
 
 class BatchControlConfig(Section):
@@ -35,7 +35,7 @@ class BatchControlConfig(Section):
     1 - (1 - momentum) / k does.
     """
 
-    noise_rule: NoiseRule = "falls"
+    noise_rule: NoiseRule = "falls"  # what a change of the batch does to lr and momentum
     measure_every_steps: Annotated[int, Field(ge=0)] = 0  # 0: the gradient's noise scale is not measured
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.95  # weight of the past in its running averages
     adaptive: AdaptiveConfig | None = None

@@ -21,14 +21,14 @@ class CollapseConfig(Section):
     is what the trunk has. `global_batch_size` 0 is the batch the trunk has there.
     """
 
-    at_epochs: Annotated[tuple[Positive, ...], Field(min_length=1)]
-    epochs: Positive = 5.0
-    lr: Scheduled | None = None
-    weight_decay: Scheduled | None = None
-    momentum: Scheduled | None = None
-    reset_momentum: bool = True
-    augment: Literal["plain", "off", "same"] = "plain"
-    global_batch_size: Annotated[int, Field(ge=0)] = 0
+    at_epochs: Annotated[tuple[Positive, ...], Field(min_length=1)]  # of the trunk, where branches leave it
+    epochs: Positive = 5.0  # length of a branch
+    lr: Scheduled | None = None  # none: falls to 0 from where the trunk is
+    weight_decay: Scheduled | None = None  # none: as on the trunk
+    momentum: Scheduled | None = None  # none: as on the trunk
+    reset_momentum: bool = True  # a branch begins with an empty optimizer
+    augment: Literal["plain", "off", "same"] = "plain"  # plain: crops and flips without change of scale
+    global_batch_size: Annotated[int, Field(ge=0)] = 0  # 0: that of the trunk
 
     @model_validator(mode="after")
     def _epochs_rise(self) -> CollapseConfig:

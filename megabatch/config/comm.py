@@ -20,14 +20,17 @@ class CommConfig(Section):
     `grad_dtype` is the precision of gradients on their way.
     `sums` says how ghost batches' gradients are added: "exact" in integers, to the same bits on any number of workers;
     "float" in floating point. Exact is the default where `grad_dtype` is fp32, and needs it.
+    `shared_memory` lets workers of one host reduce through memory that they share, where the machine offers it; the
+    bits are the same either way, and "backend" never uses it.
     """
 
     algorithm: Literal[
         "auto", "backend", "ring", "halving_doubling", "hierarchical", "torus", "two_way_torus", "direct", "exchange"
-    ] = "backend"
-    grad_dtype: Literal["fp32", "fp16", "bf16"] = "fp32"
-    sums: Literal["exact", "float"] = "exact"
+    ] = "backend"  # how they are summed; auto: measured at the start
+    grad_dtype: Literal["fp32", "fp16", "bf16"] = "fp32"  # precision of gradients on their way
+    sums: Literal["exact", "float"] = "exact"  # exact: in integers, the same bits on any workers
     backend: Literal["auto", "gloo", "nccl"] = "auto"  # auto: nccl with CUDA devices, else gloo
+    shared_memory: bool = True  # workers of one host reduce in memory that they share
     bucket_mb: Positive = 25.0  # gradients that DDP sends together
     timeout_seconds: Positive = 600.0  # a worker that is silent for so long is lost
     hang_seconds: Positive = 15.0  # elastic runs leave a worker behind that is silent for so long

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from megabatch.config.section import NotNegative, Positive, Section
 from megabatch.errors import nearest
+from megabatch.foreign import is_foreign_name
 from megabatch.schedule.pieces import Scheduled, check_pieces, largest_value, value_at
 
 _KNOWN = ("sgd", "lars", "lamb", "shampoo", "rmsprop_warmup", "adamw", "nadamw")
@@ -69,11 +70,11 @@ class OptimizerConfig(Section):
     """
 
     name: str = "sgd"  # sgd, lars, lamb, shampoo, rmsprop_warmup, adamw, nadamw, or "package.module:Class"
-    lr: Scheduled = 0.1
+    lr: Scheduled = 0.1  # learning rate, a number or pieces over epochs
     lr_factor: NotNegative = 1.0  # times the learning rate, all along: its level without touching its shape
-    momentum: Scheduled = 0.9
+    momentum: Scheduled = 0.9  # share of the past direction; beta1 of Adam and LAMB
     nesterov: bool = False  # step along the momentum that the next step will have
-    weight_decay: Scheduled = 1e-4
+    weight_decay: Scheduled = 1e-4  # pull of the weights towards zero
     decay_norm_and_bias: bool = False  # let weight decay act on batch-norms and biases too
     clip_norm: NotNegative = 0.0  # a larger norm of the whole gradient is scaled down to this; 0: never
     lars: LarsConfig = LarsConfig()
@@ -91,8 +92,7 @@ class OptimizerConfig(Section):
     @model_validator(mode="after")
     def _name_is_known(self) -> OptimizerConfig:
         if self.is_foreign:
-            module, _, name = self.name.partition(":")
-            if not name.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
+            if not is_foreign_name(self.name):
                 raise ValueError(f"optimizer.name '{self.name}' is not of the form package.module:Class")
         elif self.name not in _KNOWN:
             hint = nearest(self.name, _KNOWN)

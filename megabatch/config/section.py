@@ -29,11 +29,11 @@ class Section(BaseModel):
 class Reference(Section):
     """What the recipe claims and where the claim comes from; the head of every recipe."""
 
-    paper: str
-    hardware: str
-    time: str
-    accuracy: str
+    paper: str = "none"  # authors, year and title
+    hardware: str = "any"  # what the paper trained on
+    time: str = "not stated"  # how long that took
+    accuracy: str = "not stated"  # what it reached
     workers: PositiveInt | None = None  # as published
     images: PositiveInt | None = None  # in the training set it was made for; `--scale` needs it
-    command: str = ""
-    unknown: tuple[str, ...] = ()
+    command: str = ""  # how to repeat the run here
+    unknown: tuple[str, ...] = ()  # what the paper does not say

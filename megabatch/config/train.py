@@ -23,6 +23,7 @@ class TrainConfig(Section):
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # of forward and backward passes; weights stay in fp32
     channels_last: bool = True  # memory order of images and weights: faster convolutions on most machines
     compile: bool = False  # the network by torch.compile
+    cuda_graph: bool = False  # passes are captured in CUDA graphs; for CUDA devices and NCCL, not yet run on a device
     max_skipped_steps: Annotated[int, Field(ge=0)] = 10  # non-finite gradients in a row before the run stops
     evaluate_every_epochs: NotNegative = 1.0  # 0: only at the end
     evaluation_batch_size: PositiveInt = 250  # images per forward pass, per worker
@@ -32,7 +33,9 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _batches_and_epochs_fit(self) -> TrainConfig:
-        check_whole_ghosts(parse_stages(self.global_batch_size), self.ghost_batch_size)
+        check_whole_ghosts(parse_stages(self.global_batch_size), self.ghost_batch_size, "train.")
+        if self.compile and self.cuda_graph:
+            raise ValueError("train.compile and train.cuda_graph were not made for each other; set one of them")
         given = self.reset_momentum_at_epochs
         if sorted(set(given)) != list(given) or any(not 0 < epoch < self.epochs for epoch in given):
             raise ValueError(
@@ -59,7 +62,7 @@ class LogConfig(Section):
     mllog writes MLPerf-style `:::MLLOG` lines to `mllog.log` in the run folder.
     """
 
-    to: tuple[Target, ...] = ("tensorboard",)
+    to: tuple[Target, ...] = ("tensorboard",)  # which loggers; none: an empty list
     project: str = "megabatch"  # the project (wandb) or experiment (mlflow) runs are filed under
     wandb_mode: Literal["offline", "online"] = "offline"  # offline: in the run folder, `wandb sync` sends it later
     mlflow_uri: str = ""  # empty: a file store in the folder `mlruns` of the run folder

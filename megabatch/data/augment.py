@@ -7,7 +7,8 @@ Colour, angle and noise come after the crop: the list of Mikami 2018, section 4 
 and saturation as in the usual colour jitter. For a pixel x = (r, g, b), with factors drawn for each image: brightness
 multiplies x; contrast blends with the image's mean grey; saturation blends with the pixel's own grey (ITU-R 601-2). The
 three are one affine map of the pixel, rounded and cut to 0 .. 255 once. Then the image is turned about its centre,
-corners black, and noise is added.
+corners black, and noise is added. At last a box may be erased. `megabatch.data.policy` has the operations of
+RandAugment and TrivialAugment, which come right after the crop, `megabatch.data.mix` mixes the images of a ghost batch.
 """
 
 from __future__ import annotations
@@ -23,9 +24,13 @@ from megabatch.data.jpeg import Box, Pixels
 from megabatch.data.randomness import Floats, Ints, splitmix64
 
 Crop = Literal["none", "pad", "resized"]
+Policy = Literal["none", "trivial", "rand"]
 CROP_TRIES = 10
 DRAWS_PER_TRY = 4  # area, aspect, top, left
 DISTORT_DRAWS = 5  # brightness, contrast, saturation, angle, key of the noise
+ERASE_DRAWS = 5  # whether, area, aspect, top, left
+OPERATION_DRAWS = 3  # which, strength, sign
+MIX_DRAWS = 4  # which kind, share, top, left
 
 LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 _BYTES_PER_NORMAL = 4
@@ -41,7 +46,10 @@ class Augmentation:
     cuts a box of random area (a share of the image's) and aspect (width / height) and scales it; with `side_share` s
     above 0 the box is always a square of s times the shorter side, and only its place is random.
     `brightness`, `contrast` and `saturation` s draw a factor from 1 - s to 1 + s; `rotation_degrees` d an angle from
-    -d to d; `noise_std` is in grey levels. Being a frozen value, it may be another one from one step to the next.
+    -d to d; `noise_std` is in grey levels; `erase` is the share of images that lose a box. `policy` "trivial" makes
+    one random operation on each image, "rand" `rand_ops` of them at `rand_magnitude` of 30. `mixup` and `cutmix`, when
+    above 0, are the alpha of a beta distribution for the share of an image in its mixture with the next one.
+    Being a frozen value, it may be another one from one step to the next.
     """
 
     crop: Crop = "none"
@@ -57,6 +65,22 @@ class Augmentation:
     saturation: float = 0.0
     rotation_degrees: float = 0.0
     noise_std: float = 0.0
+    erase: float = 0.0
+    policy: Policy = "none"
+    rand_ops: int = 2
+    rand_magnitude: int = 9
+    mixup: float = 0.0
+    cutmix: float = 0.0
+
+    @property
+    def mixes(self) -> bool:
+        """Whether the images of a ghost batch are mixed with each other."""
+        return bool(self.mixup or self.cutmix)
+
+    @property
+    def num_operations(self) -> int:
+        """Operations of the policy on each image."""
+        return {"none": 0, "trivial": 1, "rand": self.rand_ops}[self.policy]
 
     @property
     def distorts(self) -> bool:
@@ -70,8 +94,22 @@ class Augmentation:
 
     @property
     def num_draws(self) -> int:
-        """Random numbers one image needs: flip, crop, then colour, angle and noise."""
-        return self.num_crop_draws + (DISTORT_DRAWS if self.distorts else 0)
+        """Random numbers one image needs, with those for mixing."""
+        stop: int = self.draws_of("mix").stop
+        return stop
+
+    def draws_of(self, part: Literal["crop", "distort", "erase", "policy", "mix"]) -> slice:
+        """Which of an image's random numbers a part takes; they lie in this order, and a part that is off has none."""
+        counts = {
+            "crop": self.num_crop_draws,
+            "distort": DISTORT_DRAWS if self.distorts else 0,
+            "erase": ERASE_DRAWS if self.erase else 0,
+            "policy": OPERATION_DRAWS * self.num_operations,
+            "mix": MIX_DRAWS if self.mixes else 0,
+        }
+        names = list(counts)
+        start = sum(counts[name] for name in names[: names.index(part)])
+        return slice(start, start + counts[part])
 
 
 def pad_crop_flip(images: Pixels, padding: int, flip: bool, uniforms: Floats) -> Pixels:
@@ -134,7 +172,7 @@ def distort(images: Pixels, policy: Augmentation, uniforms: Floats) -> None:
             for strength, draw in zip((policy.brightness, policy.contrast, policy.saturation), draws, strict=False)
         )
         if policy.brightness or policy.contrast or policy.saturation:
-            image[:] = _recoloured(image, brightness, contrast, saturation)
+            image[:] = recoloured(image, brightness, contrast, saturation)
         if policy.rotation_degrees:
             image[:] = _turned(image, policy.rotation_degrees * (2.0 * float(draws[3]) - 1.0))
         if policy.noise_std:
@@ -142,7 +180,27 @@ def distort(images: Pixels, policy: Augmentation, uniforms: Floats) -> None:
             image[:] = np.clip(np.rint(noisy), 0, 255)
 
 
-def _recoloured(image: Pixels, brightness: float, contrast: float, saturation: float) -> NDArray[np.float32]:
+def erase(images: Pixels, share: float, uniforms: Floats) -> None:
+    """Paints a box over with the image's mean colour, in `share` of the images, in place.
+
+    Zhong et al. 2017, "Random erasing data augmentation": 2 to 33 % of the area, height / width from 0.3 to 1 / 0.3,
+    uniform in its logarithm; a box that is longer than the image is cut to it. Columns of `uniforms`, [n, ERASE_DRAWS].
+    """
+    height, width = images.shape[1:3]
+    for image, draws in zip(images, uniforms.tolist(), strict=True):
+        whether, for_area, for_aspect, for_top, for_left = draws
+        if whether >= share:
+            continue
+        area, aspect = height * width * (0.02 + 0.31 * for_area), 0.3 * (1 / 0.09) ** for_aspect
+        box_height = min(height, max(1, round((area * aspect) ** 0.5)))
+        box_width = min(width, max(1, round((area / aspect) ** 0.5)))
+        top, left = int(for_top * (height - box_height + 1)), int(for_left * (width - box_width + 1))
+        mean = image.reshape(-1, image.shape[2]).sum(axis=0, dtype=np.int64) // (height * width)
+        image[top : top + box_height, left : left + box_width] = mean
+
+
+def recoloured(image: Pixels, brightness: float, contrast: float, saturation: float) -> NDArray[np.float32]:
+    """The image with these factors, in whole numbers from 0 to 255."""
     # Number by number, not as a matrix product: those are rounded differently by different libraries.
     changed = image.astype(np.float32)
     grey = changed

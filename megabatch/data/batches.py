@@ -21,9 +21,10 @@ from pathlib import Path
 
 import numpy as np
 
-from megabatch.data.augment import Augmentation, distort, pad_crop_flip, resized_crop_box
+from megabatch.data.augment import Augmentation, distort, erase, pad_crop_flip, resized_crop_box
 from megabatch.data.decode import EXACT, Decoding, crop_resized, resize, resize_into
 from megabatch.data.jpeg import Box, Pixels
+from megabatch.data.policy import apply_policy
 from megabatch.data.randomness import Floats, Ints, keyed_uniforms
 from megabatch.data.sources import ImageArray, Source
 from megabatch.errors import DataError
@@ -140,8 +141,12 @@ def fill_training(
         padding = augmentation.padding if augmentation.crop == "pad" else 0
         if padding or augmentation.flip:
             images[:] = pad_crop_flip(images, padding, augmentation.flip, uniforms)
+    if augmentation.policy != "none":
+        apply_policy(images, augmentation, uniforms[:, augmentation.draws_of("policy")])
     if augmentation.distorts:
-        distort(images, augmentation, uniforms[:, augmentation.num_crop_draws :])
+        distort(images, augmentation, uniforms[:, augmentation.draws_of("distort")])
+    if augmentation.erase:
+        erase(images, augmentation.erase, uniforms[:, augmentation.draws_of("erase")])
 
 
 def assemble_training(

@@ -1,5 +1,9 @@
 """Images in folders: `train/<class>/*.jpg` and `val/<class>/*.jpg` (also jpeg, png and webp, in any case).
 
+A folder of class folders alone, `<class>/*.jpg`, is split: in each class a fifth of the images, at least one, is for
+validation, those whose SHA-256 of `<class>/<file>` is smallest. The rule looks at names only. So it gives the same
+split on every machine, and an image that is added moves at most one other image of its class.
+
 The class index is the place of the folder's name among the sorted class folders of `train` (of `val` when
 there is no `train`), so both splits number their classes alike. Files that are no images, files outside the
 class folders and hidden names are passed over; a class folder without images is an error.
@@ -7,42 +11,39 @@ class folders and hidden names are passed over; a class folder without images is
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
 import numpy as np
 
-from megabatch.data.sources import (
-    MEMORY_LIMIT_BYTES,
-    EncodedImages,
-    MissingSplitError,
-    Source,
-    Split,
-    checked_labels,
-    existing_folder,
-    in_memory,
-)
+from megabatch.data.sources import EncodedImages, MissingSplitError, Split, checked_labels, existing_folder
 from megabatch.errors import DataError
 from megabatch.files import read_bytes
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
+VAL_SHARE = 0.2
 _MAX_IMAGE_BYTES = 2**30
 
 
 class FolderImages(EncodedImages):
     """One split of a folder of class folders; images are decoded when they are read."""
 
-    def __init__(self, root: Path, split: Split, channels: int, num_classes: int | None) -> None:
-        self._folder = existing_folder(root) / split
-        self._classes = _class_names(root, split)
+    def __init__(self, root: Path, split: Split, *, channels: int = 3, num_classes: int | None = None) -> None:
+        is_flat = is_flat_folder(existing_folder(root))
+        self._folder = root if is_flat else root / split
+        self._classes = _subfolders(root) if is_flat else _class_names(root, split)
         self._files: list[str] = []
         labels: list[int] = []
         for label, class_name in enumerate(self._classes):
             files = _image_names(self._folder / class_name)
+            if is_flat:
+                files = _side(self._folder / class_name, files, split)
             self._files += files
             labels += [label] * len(files)
         self.name = f"{root.name} {split}"
         self.channels = channels
+        self.class_names = tuple(self._classes)
         self.labels, self.num_classes = checked_labels(
             self.name, np.array(labels, dtype=np.int64), len(self._files), num_classes or len(self._classes)
         )
@@ -58,16 +59,24 @@ class FolderImages(EncodedImages):
             raise DataError(f"cannot read the image {path}: {error.strerror}; restore or remove it") from error
 
 
-def open_folder(
-    path: Path,
-    split: Split,
-    *,
-    channels: int = 3,
-    num_classes: int | None = None,
-    memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
-) -> Source:
-    """The images of `path/<split>/<class>/`; in memory when they are small and of one size."""
-    return in_memory(FolderImages(path, split, channels, num_classes), memory_limit_bytes)
+def is_flat_folder(root: Path) -> bool:
+    """Whether class folders lie in the folder itself: no train/ or val/, and images in one of its folders."""
+    names = _subfolders(root)
+    return "train" not in names and "val" not in names and any(_has_image(root / name) for name in names)
+
+
+def _has_image(folder: Path) -> bool:
+    with os.scandir(folder) as entries:
+        return any(entry.name.lower().endswith(EXTENSIONS) for entry in entries)
+
+
+def _side(folder: Path, names: list[str], split: Split) -> list[str]:
+    """The images of a class that belong to a split, in the order of their names."""
+    if len(names) < 2:
+        raise DataError(f"{folder} has one image, a class needs two to be split; add images or remove the class")
+    keys = {name: hashlib.sha256(f"{folder.name}/{name}".encode(errors="surrogateescape")).digest() for name in names}
+    for_val = set(sorted(names, key=keys.__getitem__)[: max(1, round(VAL_SHARE * len(names)))])
+    return [name for name in names if (name in for_val) == (split == "val")]
 
 
 def _class_names(root: Path, split: Split) -> list[str]:

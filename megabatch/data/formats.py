@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
-from megabatch.data.folder import open_folder
+from megabatch.data.folder import FolderImages, is_flat_folder
 from megabatch.data.generated import open_generated
 from megabatch.data.idx import open_fashion_mnist, open_idx, open_mnist
-from megabatch.data.raw import open_raw, raw_files
+from megabatch.data.raw import RawImages, raw_files
 from megabatch.data.shards import open_remote_tar, open_tar, tar_files
-from megabatch.data.sources import MissingSplitError, Source, Split
+from megabatch.data.sources import MEMORY_LIMIT_BYTES, EncodedImages, MissingSplitError, Source, Split, in_memory
 from megabatch.data.storage import is_remote
 from megabatch.errors import ConfigError, DataError, nearest
 
@@ -21,22 +21,29 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 KINDS = ("fashion-mnist", "folder", "generated", "idx", "mnist", "parquet", "raw", "tar")
 _OPENERS: dict[str, Callable[..., Source]] = {
     "fashion-mnist": open_fashion_mnist,
-    "folder": open_folder,
+    "folder": FolderImages,
     "generated": open_generated,
     "idx": open_idx,
     "mnist": open_mnist,
-    "raw": open_raw,
+    "raw": RawImages,
     "tar": open_tar,
 }
 
 
-def open_source(kind: str, path: Path | str | None, split: Split, **options: Any) -> Source:
+def open_source(
+    kind: str,
+    path: Path | str | None,
+    split: Split,
+    *,
+    memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
+    **options: Any,
+) -> Source:
     """Opens one split of a set of images and checks its labels.
 
     Kinds and their options (all take `num_classes`): `fashion-mnist` (path, or None for where it is on this machine),
-    `mnist` and `idx` (folder of idx files), `parquet` (`channels`, `image_column`, `label_column`,
-    `memory_limit_bytes`), `folder` and `tar` (`channels`, `memory_limit_bytes`), `raw`, `generated` (no path;
-    `num_images`, `image_size`, `channels`, `seed`, `memory_limit_bytes`).
+    `mnist` and `idx` (folder of idx files), `parquet` (`channels`, `image_column`, `label_column`), `folder` and `tar`
+    (`channels`), `raw`, `generated` (no path; `num_images`, `image_size`, `channels`, `seed`).
+    A set of one image size that needs no more than `memory_limit_bytes` is decoded at once; 0: none is.
     """
     _check_split(split)
     opener = _opener(kind)
@@ -49,6 +56,8 @@ def open_source(kind: str, path: Path | str | None, split: Split, **options: Any
     elif isinstance(path, str):
         path = Path(path)
     known = _options(opener)
+    if "memory_limit_bytes" in known:
+        options["memory_limit_bytes"] = memory_limit_bytes
     for option in options:
         if option not in known:
             raise ConfigError(
@@ -61,7 +70,8 @@ def open_source(kind: str, path: Path | str | None, split: Split, **options: Any
             raise ConfigError(f"data source 'generated' takes no path, given {path}; leave the path out")
     elif path is None and kind != "fashion-mnist":
         raise DataError(f"data source '{kind}' needs a path and none was given; name the folder that holds it")
-    return opener(path, split, **options)
+    source = opener(path, split, **options)
+    return in_memory(source, memory_limit_bytes) if isinstance(source, EncodedImages) else source
 
 
 def detect_kind(path: Path) -> str:
@@ -71,13 +81,13 @@ def detect_kind(path: Path) -> str:
     for suffix in ("tar", "parquet", "raw"):
         if path.suffix == f".{suffix}" or (path.is_dir() and any(path.glob(f"*.{suffix}"))):
             return suffix
-    if path.is_dir() and any((path / split).is_dir() for split in SPLITS):
+    if path.is_dir() and (any((path / split).is_dir() for split in SPLITS) or is_flat_folder(path)):
         return "folder"
     if path.is_dir() and any(path.glob("*-idx3-ubyte*")):
         return "idx"
     raise DataError(
-        f"{path} holds no *.tar, *.parquet, *.raw or idx files and no train/ or val/ folder; "
-        "name the kind with --source"
+        f"{path} holds no *.tar, *.parquet, *.raw or idx files, no train/ or val/ folder and no folders of images; "
+        "arrange them in class folders, or name the kind: --source, of `train` --set data.source=KIND"
     )
 
 
@@ -89,14 +99,13 @@ def open_splits(path: Path, kind: str | None = None, wanted: str = "") -> list[t
     if wanted:
         _check_split(wanted)
     kind = kind or detect_kind(path)
-    # Decoding ahead would be in vain for who looks at every image once.
-    limit = {"memory_limit_bytes": 0} if "memory_limit_bytes" in _options(_opener(kind)) else {}
     opened: list[tuple[Split, Source]] = []
     missing: MissingSplitError | None = None
     for split in SPLITS:
         if wanted in ("", split):
             try:
-                opened.append((split, open_source(kind, path, split, **limit)))
+                # Decoding ahead would be in vain for who looks at every image once.
+                opened.append((split, open_source(kind, path, split, memory_limit_bytes=0)))
             except MissingSplitError as error:
                 missing = error
     if missing is not None and not opened:

@@ -29,7 +29,7 @@ import numpy as np
 
 from megabatch.data.jpeg import Pixels
 from megabatch.data.sources import ImageArray, Split, existing_folder
-from megabatch.errors import DataError, WriteError
+from megabatch.errors import DataError, WriteError, first_line
 from megabatch.files import default_cache, open_regular, read_bytes, write_atomically
 
 UNSIGNED_BYTES = 8
@@ -233,7 +233,7 @@ def _run(command: list[str], folder: str) -> None:
     except FileNotFoundError:
         raise _UnavailableError(f"{command[0]} is not on this machine") from None
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise _UnavailableError(f"{command[0]}: {_one_line(error)}") from error
+        raise _UnavailableError(f"{command[0]}: {first_line(error)}") from error
     if done.returncode != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         raise _UnavailableError(
@@ -260,9 +260,5 @@ def _download(url: str, deadline: float) -> bytes:
                 if len(content) > LARGEST_FILE_BYTES:
                     raise _UnavailableError(f"more than {LARGEST_FILE_BYTES} bytes")
     except OSError as error:  # URLError, time-outs and broken connections are all OSErrors
-        raise _UnavailableError(_one_line(error)) from error
+        raise _UnavailableError(first_line(error)) from error
     return bytes(content)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

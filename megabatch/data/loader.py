@@ -16,16 +16,19 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from megabatch.data.augment import Augmentation
 from megabatch.data.batches import Broken, Feeding, Job, fill_training
 from megabatch.data.jpeg import Pixels
 from megabatch.data.loader_process import LoaderProcess, SharedSlots, views
-from megabatch.data.randomness import Ints, epoch_order, stream
+from megabatch.data.mix import mix
+from megabatch.data.randomness import Ints, epoch_order, keyed_uniforms, sample_stream
 from megabatch.data.sources import Source
 from megabatch.schedule.batch import Step
 
@@ -45,6 +48,15 @@ class Ghost:
     labels: Tensor  # int64 [ghost_batch_size]
     number: int
     idle: bool = False
+    mixed: Mixed | None = None
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """What the images of a ghost batch took in: the labels of the other images, int64, and the own shares, float32."""
+
+    labels: Tensor
+    shares: Tensor
 
 
 @dataclass(eq=False)
@@ -57,6 +69,8 @@ class _Ticket:
     images: Pixels
     labels: Ints
     slot: int | None  # of the shared memory in which the arrays lie
+    epochs: Ints
+    samples: Ints
     broken: list[Broken] = field(default_factory=list)
     error: BaseException | None = None
     ghost: Ghost | None = None
@@ -73,11 +87,6 @@ class _Ticket:
 
 
 _Piece = tuple[_Ticket, Job, slice]  # the ghost batch, which images to make, and where they go in its arrays
-
-
-def _to_load(step: Step) -> tuple[range, ...]:
-    """Stream positions of this rank's ghost batches; of the step's first one, to be idle, if it has none."""
-    return step.ghosts or (range(step.start_samples, step.start_samples + step.ghost_batch_size),)
 
 
 class GhostLoader:
@@ -133,7 +142,7 @@ class GhostLoader:
     # --- the consumer's side ---
 
     def _ghosts_of(self, step: Step) -> Iterator[Ghost]:
-        for _ in _to_load(step):
+        for _ in step.ghosts:
             ticket = self._get()
             assert isinstance(ticket, _Ticket)
             while not ticket.ready.wait(timeout=1.0):
@@ -165,7 +174,7 @@ class GhostLoader:
         try:
             for step in self._steps:
                 self._items.put(step)
-                for positions in _to_load(step):
+                for positions in step.ghosts:
                     while not self._room.acquire(timeout=0.2):
                         if self._closing.is_set():
                             return
@@ -179,12 +188,17 @@ class GhostLoader:
     def _order(self, step: Step, positions: range) -> None:
         """Put a ghost batch in line for the consumer and its pieces in line for the threads."""
         start, count = positions.start, len(positions)
-        epochs, samples = stream(self._seed, len(self._source), start, count)
+        epochs, samples = sample_stream(self._seed, len(self._source), start, count)
         self._order_ahead(start)
         piece = max(SMALLEST_PIECE, -(-count // self._num_threads))
         parts = [slice(first, min(first + piece, count)) for first in range(0, count, piece)]
         ticket = _Ticket(
-            start // count, not step.ghosts, len(parts), *self._memory(count, self._image_size_at(step.epoch))
+            start // count,
+            step.is_idle,
+            len(parts),
+            *self._memory(count, self._image_size_at(step.epoch)),
+            epochs,
+            samples,
         )
         self._items.put(ticket)
         for part in parts:
@@ -239,8 +253,18 @@ class GhostLoader:
 
     def _finish(self, ticket: _Ticket) -> None:
         if ticket.error is None:
-            images, labels = torch.from_numpy(ticket.images), torch.from_numpy(ticket.labels)
-            if self._pin_for is not None:
-                images, labels = images.pin_memory(), labels.pin_memory()
-            ticket.ghost = Ghost(images, labels, ticket.number, ticket.idle)
+            mixed = self._mix(ticket) if self._augmentation.mixes else None
+            images, labels = self._tensor(ticket.images), self._tensor(ticket.labels)
+            ticket.ghost = Ghost(images, labels, ticket.number, ticket.idle, mixed)
         ticket.ready.set()
+
+    def _mix(self, ticket: _Ticket) -> Mixed:
+        """Mix the images of a whole ghost batch: its draws are those of its images, as everywhere."""
+        policy = self._augmentation
+        draws = keyed_uniforms(self._seed, ticket.epochs, ticket.samples, policy.num_draws)
+        shares = mix(ticket.images, policy, draws[:, policy.draws_of("mix")])
+        return Mixed(self._tensor(np.roll(ticket.labels, -1)), self._tensor(shares))
+
+    def _tensor(self, values: NDArray[Any]) -> Tensor:
+        tensor = torch.from_numpy(values)
+        return tensor if self._pin_for is None else tensor.pin_memory()

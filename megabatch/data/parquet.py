@@ -28,11 +28,9 @@ from megabatch.data.sources import (
     MEMORY_LIMIT_BYTES,
     EncodedImages,
     MissingSplitError,
-    Source,
     Split,
     checked_labels,
     files_of_set,
-    in_memory,
 )
 from megabatch.data.storage import FileStamp, LocalFiles
 from megabatch.errors import DataError
@@ -134,12 +132,11 @@ def open_parquet(
     image_column: str = "image",
     label_column: str = "label",
     memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
-) -> Source:
-    """The images of a folder of parquet files, or of one file; in memory when small and of one size."""
+) -> ParquetImages:
+    """The images of a folder of parquet files, or of one file; at most so many bytes of them stay in memory."""
     files, group = choose_files(path, split)
     name, limit = f"{path.stem} {group}", max(memory_limit_bytes, ENCODED_BYTES)
-    images = ParquetImages(name, files, channels, num_classes, image_column, label_column, limit)
-    return in_memory(images, memory_limit_bytes)
+    return ParquetImages(name, files, channels, num_classes, image_column, label_column, limit)
 
 
 def choose_files(path: Path, split: Split) -> tuple[list[Path], str]:

@@ -19,6 +19,16 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+__all__ = [
+    "Floats",
+    "Ints",
+    "epoch_order",
+    "keyed_bits",
+    "keyed_uniforms",
+    "sample_stream",
+    "splitmix64",
+]
+
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
@@ -39,7 +49,7 @@ def epoch_order(seed: int, epoch: int, num_samples: int) -> Ints:
     return order
 
 
-def stream(seed: int, num_samples: int, start: int, count: int) -> tuple[Ints, Ints]:
+def sample_stream(seed: int, num_samples: int, start: int, count: int) -> tuple[Ints, Ints]:
     """Images `start` to `start + count` of all epochs laid end to end, as (epoch, sample) for each of them."""
     epochs = np.empty(count, dtype=np.int64)
     samples = np.empty(count, dtype=np.int64)

@@ -25,20 +25,20 @@ _MAX_SIDE = 2**24
 
 
 class RawImages(Source):
-    """The images of raw files; reading one is a view of the mapped file."""
+    """The images of `path/<split>-*.raw`; reading one is a view of the mapped file."""
 
-    def __init__(self, name: str, files: list[Path], num_classes: int | None) -> None:
-        self.name = name
-        self._files = files
+    def __init__(self, path: Path, split: Split, *, num_classes: int | None = None) -> None:
+        self.name = f"{path.stem} {split}"
+        self._files = files = raw_files(path, split)
         tables = [_table(file) for file in files]
         self.channels = int(tables[0]["channels"])
         if any(int(table["channels"]) != self.channels for table in tables):
-            raise DataError(f"the files of {name} have different numbers of channels; pack the set again")
+            raise DataError(f"the files of {self.name} have different numbers of channels; pack the set again")
         self._shapes = np.concatenate([table["shapes"] for table in tables])
         self._offsets = np.concatenate([table["offsets"] for table in tables])
         self._starts = np.cumsum([0] + [len(table["offsets"]) for table in tables])
         labels = np.concatenate([table["labels"] for table in tables])
-        self.labels, self.num_classes = checked_labels(name, labels, len(self._offsets), num_classes)
+        self.labels, self.num_classes = checked_labels(self.name, labels, len(self._offsets), num_classes)
         self._maps = [np.memmap(file, dtype=np.uint8, mode="r") for file in files]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -61,11 +61,6 @@ class RawImages(Source):
 
     def _file_of(self, index: int) -> int:
         return int(np.searchsorted(self._starts, index, side="right")) - 1
-
-
-def open_raw(path: Path, split: Split, *, num_classes: int | None = None) -> Source:
-    """The images of `path/<split>-*.raw`."""
-    return RawImages(f"{path.stem} {split}", raw_files(path, split), num_classes)
 
 
 def raw_files(path: Path, split: Split) -> list[Path]:

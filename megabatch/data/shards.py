@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import tarfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
@@ -31,16 +32,7 @@ from typing import NamedTuple
 import numpy as np
 
 from megabatch.data.index import ShardIndex, cached_index, index_name, parse_index
-from megabatch.data.sources import (
-    MEMORY_LIMIT_BYTES,
-    EncodedImages,
-    MissingSplitError,
-    Source,
-    Split,
-    checked_labels,
-    files_of_set,
-    in_memory,
-)
+from megabatch.data.sources import EncodedImages, MissingSplitError, Split, checked_labels, files_of_set
 from megabatch.data.storage import BLOCK_BYTES as REMOTE_BLOCK_BYTES
 from megabatch.data.storage import CACHE_LIMIT_BYTES, BlockCache, LocalFiles, RemoteFiles, Storage, file_system
 from megabatch.errors import DataError
@@ -85,18 +77,11 @@ class TarImages(EncodedImages):
         return f"{member} in {self._storage.place(shard)}"
 
 
-def open_tar(
-    path: Path,
-    split: Split,
-    *,
-    channels: int = 3,
-    num_classes: int | None = None,
-    memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
-) -> Source:
-    """The images of a folder of tar shards, or of one shard; in memory when small and of one size."""
+def open_tar(path: Path, split: Split, *, channels: int = 3, num_classes: int | None = None) -> TarImages:
+    """The images of a folder of tar shards, or of one shard."""
     storage = LocalFiles(tar_files(path, split))
     index = cached_index(storage.stamps, str(path.resolve()), split, lambda: index_shards(storage))
-    return in_memory(TarImages(f"{path.stem} {split}", storage, index, channels, num_classes), memory_limit_bytes)
+    return TarImages(f"{path.stem} {split}", storage, index, channels, num_classes)
 
 
 def open_remote_tar(
@@ -105,11 +90,10 @@ def open_remote_tar(
     *,
     channels: int = 3,
     num_classes: int | None = None,
-    memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
     cache_folder: Path | None = None,
     cache_limit_bytes: int = CACHE_LIMIT_BYTES,
     block_bytes: int = REMOTE_BLOCK_BYTES,
-) -> Source:
+) -> TarImages:
     """The images of the tar shards in a remote folder."""
     protocol, _, folder = address.partition("://")
     system = file_system(protocol)
@@ -127,7 +111,7 @@ def open_remote_tar(
     storage = RemoteFiles(protocol, chosen, cache, block_bytes)
     index = cached_index(storage.stamps, address, split, lambda: _remote_index(storage, folder, split))
     name = f"{folder.rstrip('/').rpartition('/')[2]} {split}"
-    return in_memory(TarImages(name, storage, index, channels, num_classes), memory_limit_bytes)
+    return TarImages(name, storage, index, channels, num_classes)
 
 
 def tar_files(path: Path, split: Split) -> list[Path]:
@@ -256,21 +240,9 @@ def list_members(storage: Storage, file: int) -> Iterator[TarMember]:
 
 def tar_header(name: str, num_bytes: int) -> bytes:
     """A ustar header without owner or date: the same content gives the same bytes on any machine and day."""
-    encoded = name.encode("ascii")
-    assert len(encoded) <= 100
-    fields = (
-        encoded.ljust(100, b"\0"),
-        b"0000644\0",
-        b"0000000\0" * 2,  # user and group
-        f"{num_bytes:011o}\0".encode(),
-        b"00000000000\0",  # date
-        b" " * 8,  # the sum is taken with blanks in its own place
-        b"0",
-        b"\0" * 100,
-        b"ustar\00000",
-    )
-    header = b"".join(fields).ljust(BLOCK_BYTES, b"\0")
-    return header[:148] + f"{sum(header):06o}\0 ".encode() + header[156:]
+    info = tarfile.TarInfo(name)
+    info.size = num_bytes
+    return info.tobuf(tarfile.USTAR_FORMAT)
 
 
 def _name_and_size(block: bytes, place: str, at: int) -> tuple[str, int]:

@@ -47,6 +47,7 @@ class Source(abc.ABC):
     num_classes: int
     channels: int  # 1 or 3
     labels: Ints  # one for each image, all in 0 .. num_classes - 1
+    class_names: tuple[str, ...] = ()  # by label; empty where the set has none
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -77,11 +78,18 @@ class EncodedImages(Source):
 class ImageArray(Source):
     """A source whose images all have one size and lie decoded in memory."""
 
-    def __init__(self, name: str, images: Pixels, labels: ArrayLike, num_classes: int | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        images: Pixels,
+        labels: ArrayLike,
+        num_classes: int | None = None,
+        class_names: tuple[str, ...] = (),
+    ) -> None:
         assert images.dtype == np.uint8
         assert images.ndim == 4
         assert images.shape[3] in (1, 3)
-        self.name = name
+        self.name, self.class_names = name, class_names
         self.labels, self.num_classes = checked_labels(name, labels, len(images), num_classes)
         self.channels: int = images.shape[3]
         # Readers get views; one that wrote into its image would change it for every later epoch.
@@ -91,6 +99,11 @@ class ImageArray(Source):
     def read(self, index: int) -> Pixels:
         image: Pixels = self.images[index]
         return image
+
+
+def names_of(source: Source) -> tuple[str, ...]:
+    """The classes by label; those without a name, and those of a head larger than the set, by their number."""
+    return source.class_names + tuple(str(label) for label in range(len(source.class_names), source.num_classes))
 
 
 def check_same_classes(train: Source, val: Source) -> None:
@@ -168,7 +181,7 @@ def in_memory(source: Source, limit_bytes: int = MEMORY_LIMIT_BYTES) -> Source:
             if not all_fit:
                 pool.shutdown(cancel_futures=True)
                 return source
-    return ImageArray(source.name, images, source.labels, source.num_classes)
+    return ImageArray(source.name, images, source.labels, source.num_classes, source.class_names)
 
 
 def existing_folder(path: Path) -> Path:
@@ -192,7 +205,7 @@ class Subset(Source):
 
     def __init__(self, name: str, source: Source, indices: Ints) -> None:
         self.name, self.num_classes, self.channels = name, source.num_classes, source.channels
-        self.labels = source.labels[indices]
+        self.labels, self.class_names = source.labels[indices], source.class_names
         self._source, self._indices = source, indices
 
     def read(self, index: int) -> Pixels:
@@ -252,10 +265,12 @@ def downscale(source: Source, image_size: int) -> Source:
         pil = Image.fromarray(image.squeeze(2) if decoded.channels == 1 else image)
         averaged = np.asarray(pil.resize((image_size, image_size), Image.Resampling.BOX))
         small[index] = averaged.reshape(image_size, image_size, decoded.channels)
-    return ImageArray(f"{source.name} at {image_size} px", small, decoded.labels, decoded.num_classes)
+    return ImageArray(
+        f"{source.name} at {image_size} px", small, decoded.labels, decoded.num_classes, decoded.class_names
+    )
 
 
 def _taken(name: str, source: Source, indices: Ints) -> Source:
     if isinstance(source, ImageArray):
-        return ImageArray(name, source.images[indices], source.labels[indices], source.num_classes)
+        return ImageArray(name, source.images[indices], source.labels[indices], source.num_classes, source.class_names)
     return in_memory(Subset(name, source, indices))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from megabatch.errors import ConfigError, WriteError, nearest
-from megabatch.launch.script import LaunchRequest
+from megabatch.launch.script import LaunchRequest, word
 
 KINDS = {
     "pytorchjob": ("kubeflow.org/v1", "PyTorchJob"),
@@ -54,6 +54,8 @@ def elastic_manifest(
     name, port = f"{request.name}-lighthouse", 29510
     label, space = {"app": name}, {"namespace": namespace} if namespace else {}
     # Kubernetes itself puts the pod's address in place of $(POD_IP).
+    shows_token = {"name": "MEGABATCH_TOKEN_FILE", "value": "/token/token"}
+    token_mount = {"name": "token", "mountPath": "/token", "readOnly": True}
     address = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     serve = ["lighthouse", "--bind", f"$(POD_IP):{port}", "--min-workers", str(request.min_workers)]
     module = [request.python, "-m", "megabatch"]
@@ -61,16 +63,17 @@ def elastic_manifest(
         "name": "lighthouse",
         "image": image,
         "command": [*module, *serve],
-        "env": [address],
+        "env": [address, shows_token],
+        "volumeMounts": [token_mount],
         "resources": {"requests": {"cpu": "1", "memory": "512Mi"}},
     }
     worker = {
         "name": "worker",
         "image": image,
-        "command": [*module, *request.elastic_words(), f"{name}:{port}"],
-        "env": [{"name": "MEGABATCH_TOKEN_FILE", "value": "/token/token"}],
+        "command": _after_doctor(request, [*module, *request.elastic_words(), f"{name}:{port}"]),
+        "env": [shows_token],
         "resources": _resources(request, memory),
-        "volumeMounts": [*_mounts(mount), {"name": "token", "mountPath": "/token", "readOnly": True}],
+        "volumeMounts": [*_mounts(mount), token_mount],
     }
     token = {"name": "token", "secret": {"secretName": f"{request.name}-token"}}
     pod = {
@@ -94,7 +97,7 @@ def elastic_manifest(
     deployment = {
         "replicas": 1,
         "selector": {"matchLabels": label},
-        "template": {"metadata": {"labels": label}, "spec": {"containers": [lighthouse]}},
+        "template": {"metadata": {"labels": label}, "spec": {"containers": [lighthouse], "volumes": [token]}},
     }
     service = {"selector": label, "ports": [{"port": port, "targetPort": port}]}
     items = [
@@ -135,7 +138,21 @@ def _check_names(request: LaunchRequest, claim: str, mount: str) -> None:
 
 def _command(request: LaunchRequest) -> list[str]:
     """torchrun reads its world (PET_NNODES, PET_RDZV_ENDPOINT, ...) from the environment the operator makes."""
-    return [request.python, *request.torchrun_words(), "-m", "megabatch", *request.train_words()]
+    return _after_doctor(
+        request, [request.python, *request.torchrun_words(), "-m", "megabatch", *request.train_words()]
+    )
+
+
+def _after_doctor(request: LaunchRequest, command: list[str]) -> list[str]:
+    """Every pod examines its machine first: a missing device or a broken install shows in its log at once.
+
+    The operator's variables of the world are taken away, or `doctor` would wait for the others.
+    """
+    if not request.health_check:
+        return command
+    world = " ".join(f"-u {name}" for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    script = f'env {world} {word(request.python)} -m megabatch doctor && exec "$@"'
+    return ["/bin/sh", "-c", script, "sh", *command]
 
 
 def _resources(request: LaunchRequest, memory: str) -> dict[str, Any]:

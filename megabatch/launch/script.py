@@ -37,7 +37,7 @@ from megabatch.recipes import load_config
 class LaunchRequest:
     """A run on `nodes` machines with `workers_per_node` workers each, checked when it is made.
 
-    gpus_per_node 0: workers compute on cores. grace_seconds: how long before its end a job is told to stop.
+    gpus_per_node 0: workers compute on cores. grace_seconds: how long before its end a job is asked to stop.
     """
 
     recipe: str
@@ -67,7 +67,7 @@ class LaunchRequest:
             raise ConfigError(f"name '{self.name}'; use letters, digits, '-', '_' and '.', at most 62 of them")
         if not self.output:
             raise ConfigError("--output is empty; give the run folder, on a disk that all machines share")
-        # What cannot work is told here, not hours later on the cluster. A file that only the cluster has, given by an
+        # What cannot work is refused now, not hours later on the cluster. A file that only the cluster has, given by an
         # absolute path, cannot be checked.
         if not (self.recipe.endswith(".toml") and self.recipe.startswith("/") and not Path(self.recipe).exists()):
             config = load_config(self.recipe, list(self.overrides))
@@ -81,6 +81,10 @@ class LaunchRequest:
                 raise ConfigError("elastic runs need comm.sums=exact and Gloo; set them so, or leave --elastic out")
         if self.elastic and self.gpus_per_node:
             raise ConfigError(f"{self.gpus_per_node} GPUs and --elastic; elastic runs compute on cores: leave one out")
+        if self.elastic and self.min_workers > (most := self.nodes * self.workers_per_node):
+            raise ConfigError(
+                f"--elastic --min-workers {self.min_workers} on {most} workers never begins; ask for fewer"
+            )
         if self.grid:
             parse_grid(self.grid).check_fits(self.nodes * self.workers_per_node)
 
@@ -90,9 +94,8 @@ class LaunchRequest:
 
     def torchrun_words(self) -> list[str]:
         """torchrun on one machine: it hands the signals on and waits for its workers' checkpoint."""
-        signals = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
-        words = ["-m", "torch.distributed.run", "--nproc-per-node", str(self.workers_per_node)]
-        return [*words, "--signals-to-handle", signals, "--shutdown-timeout", str(self.grace_seconds)]
+        words = ["-m", "torch.distributed.run", "--nproc-per-node", str(self.workers_per_node), "--signals-to-handle"]
+        return [*words, "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1", "--shutdown-timeout", str(self.grace_seconds)]
 
     def train_words(self) -> list[str]:
         """`train RECIPE ...` for the workers: always with --resume, which also starts a run that is new."""
@@ -223,12 +226,12 @@ def _ssh_elastic(request: LaunchRequest, hosts: tuple[str, ...], port: int, dire
         f"{change}python={python}; MEGABATCH_TOKEN_FILE={token}; "
         f'mkdir -p "$(dirname {token})"; {_TOKEN}; head=$(hostname); {_ADDRESS}; echo "$address"'
     )
-    module, train = f"{python} -m megabatch", " ".join(word(one) for one in request.elastic_words())
+    start = f"{change}exec env MEGABATCH_TOKEN_FILE={token} {python} -m megabatch"
     return _SSH_ELASTIC.format(
         hosts=" ".join(word(host) for host in hosts),
         prepare=word(prepare.replace("\n", "; ")),
-        lighthouse=word(f"{change}exec {module} lighthouse --min-workers {request.min_workers} --bind"),
-        train=word(f"{change}exec env MEGABATCH_TOKEN_FILE={token} {module} {train}"),
+        lighthouse=word(f"{start} lighthouse --min-workers {request.min_workers} --bind"),
+        train=word(f"{start} {' '.join(map(word, request.elastic_words()))}"),
         port=port,
         output=word(request.output),
     )

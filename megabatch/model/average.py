@@ -40,14 +40,20 @@ class WeightAverage:
             raise ConfigError(f"WeightAverage half_life_samples {half_life_samples:g} must be above 0 and finite")
         self.model = deepcopy(model).requires_grad_(False)
         self.half_life_samples = half_life_samples
-        self._samples = 0  # images of the steps that are in the average
+        self._samples: int | Tensor = 0  # images of the steps that are in the average
         self._own: list[Tensor] = list(self.model.parameters())
         self._trained: list[Tensor] = list(model.parameters())
         self._buffers = list(zip(self.model.buffers(), model.buffers(), strict=True))
 
     @torch.no_grad()
-    def update(self, num_samples: int) -> None:
-        """Add the weights as they are now, after a step of so many images."""
+    def update(self, num_samples: int, *, unless: Tensor | None = None) -> None:
+        """Add the weights as they are now, after a step of so many images.
+
+        unless: a truth on the device, which nobody has to wait for: where it is true, the step was left out.
+        """
+        if unless is not None:
+            self._update_on_device(num_samples, unless)
+            return
         self._samples += num_samples
         share = self._weight(num_samples) / self._weight(self._samples)
         if share == 1.0:  # the first step; what was there before may not even be finite
@@ -63,12 +69,22 @@ class WeightAverage:
 
     def state_dict(self) -> dict[str, Any]:
         """The average and how far it has come. Tensors are the live ones."""
-        return {"samples": self._samples, "model": self.model.state_dict()}
+        return {"samples": int(self._samples), "model": self.model.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state`."""
         self._samples = int(state["samples"])
         self.model.load_state_dict(state["model"])
 
-    def _weight(self, samples: int) -> float:
+    def _update_on_device(self, num_samples: int, unless: Tensor) -> None:
+        if isinstance(self._samples, int) and self._samples == 0:
+            torch._foreach_copy_(self._own, self._trained)  # what was there before may not even be finite
+        counts = unless.logical_not()
+        self._samples = self._samples + counts * num_samples
+        of_all: Tensor = 1.0 - torch.exp2(-self._samples.double() / self.half_life_samples)
+        share = torch.where(counts, self._weight(num_samples) / of_all, 0.0).to(torch.float32)
+        torch._foreach_mul_(self._own, 1.0 - share)
+        torch._foreach_add_(self._own, torch._foreach_mul(self._trained, share))
+
+    def _weight(self, samples: int | Tensor) -> float:
         return float(1.0 - 2.0 ** (-samples / self.half_life_samples))

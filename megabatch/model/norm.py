@@ -60,11 +60,15 @@ class GhostStatistics:
         self._running = _flat(self._buffers())  # torch's initial values
         self._newest = torch.zeros(2, len(self._running) + 1, dtype=torch.int64)  # see `_add`
         self._is_reduced = False  # over the ranks
-        self._steps = 0
+        self._steps: int | Tensor = 0
 
     @contextmanager
-    def ghost(self) -> Iterator[None]:
-        """Around a training pass: take in the statistics of its ghost batch."""
+    def ghost(self, counts: bool = True) -> Iterator[None]:
+        """Around a training pass: take in the statistics of its ghost batch, unless an idle rank only goes along."""
+        if not counts:
+            with self.untouched():
+                yield
+            return
         with self._newest_only():
             yield
         if self._norms:
@@ -73,14 +77,14 @@ class GhostStatistics:
     @contextmanager
     def untouched(self) -> Iterator[None]:
         """Around a forward and backward pass that must not count: the model's buffers stay as they were."""
-        tensors = [*self._buffers(), *self._counters()]
+        tensors = self._buffers()
         saved = [tensor.clone() for tensor in tensors]
         try:
             with self._newest_only():  # as in `ghost`: a compiled model then has one graph for both
                 yield
         finally:
-            for tensor, values in zip(tensors, saved, strict=True):
-                tensor.copy_(values)
+            if tensors:
+                torch._foreach_copy_(tensors, saved)
 
     def reduce_step(self) -> None:
         """Add up what all ranks have collected in this step; every rank must call it."""
@@ -88,17 +92,24 @@ class GhostStatistics:
             dist.all_reduce(self._newest)
         self._is_reduced = True
 
-    def after_step(self) -> None:
-        """Move the running average by the step that has just ended; every rank must call it."""
+    def after_step(self, unless: Tensor | None = None) -> None:
+        """Move the running average by the step that has just ended; every rank must call it.
+
+        unless: a truth on the device, which nobody has to wait for: where it is true, the step is forgotten.
+        """
         self.reduce_step()
         self._is_reduced = False
-        self._steps += 1
+        self._steps = self._steps + (1 if unless is None else unless.logical_not())
         if not self._norms:
             return
         whole, rest = self._newest.double()
         sums = whole / _WHOLE + rest / _REST
         average = sums[:-1] / sums[-1].clamp_min(1.0)
-        weight = self.momentum * (sums[-1] > 0).double()  # without a ghost batch all stays as it is
+        counts = sums[-1] > 0  # without a ghost batch all stays as it is
+        if unless is not None:
+            counts = counts & unless.logical_not()
+            torch._foreach_zero_(self._buffers())  # see `forget_step`
+        weight = self.momentum * counts.double()
         self._running = (1.0 - weight) * self._running.to(average.device) + weight * average
         self._newest.zero_()
 
@@ -128,7 +139,7 @@ class GhostStatistics:
 
     def state_dict(self) -> dict[str, Tensor | int]:
         """The statistics of all ranks together, for a checkpoint, the same on every rank."""
-        return {"running": self._running.clone(), "steps": self._steps}
+        return {"running": self._running.clone(), "steps": int(self._steps)}
 
     def load_state_dict(self, state: dict[str, Tensor | int]) -> None:
         """Continue from `state`, on any number of ranks; every rank loads the same."""
@@ -159,15 +170,18 @@ class GhostStatistics:
 
     @contextmanager
     def _newest_only(self) -> Iterator[None]:
-        """Within the block torch overwrites the buffers with the newest ghost batch; momenta are put back."""
-        before = [norm.momentum for norm in self._norms]
+        """Within the block torch overwrites the buffers with the newest ghost batch; momenta are put back.
+
+        Nor does it count batches there, which is an operation of its own for every norm.
+        """
+        before = [(norm.momentum, norm.num_batches_tracked) for norm in self._norms]
         for norm in self._norms:
-            norm.momentum = 1.0
+            norm.momentum, norm.num_batches_tracked = 1.0, None
         try:
             yield
         finally:
-            for norm, momentum in zip(self._norms, before, strict=True):
-                norm.momentum = momentum
+            for norm, (momentum, counter) in zip(self._norms, before, strict=True):
+                norm.momentum, norm.num_batches_tracked = momentum, counter
 
     def _buffers(self) -> list[Tensor]:
         """Mean and variance of every norm as the model has them now: `model.to(device)` replaces them."""
@@ -207,7 +221,8 @@ def exact_statistics(model: nn.Module, batches: Iterable[Tensor], variance: Vari
 
 
 def _flat(tensors: list[Tensor]) -> Tensor:
-    return torch.cat([t.detach().reshape(-1).double() for t in tensors]) if tensors else torch.zeros(0).double()
+    # Cast at once: one operation instead of one for every tensor.
+    return torch.cat([t.detach().reshape(-1) for t in tensors]).double() if tensors else torch.zeros(0).double()
 
 
 def _norms_of(model: nn.Module) -> list[_BatchNorm]:

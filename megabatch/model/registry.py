@@ -12,27 +12,27 @@ mentioned it; "last_block_of_stage", which somebody must have asked for, is refu
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Callable
 
 from torch import nn
 
-from megabatch.errors import ConfigError, nearest
+from megabatch.errors import ConfigError, first_line, nearest
+from megabatch.foreign import import_foreign, load_foreign
 from megabatch.model.resnet import ZeroGamma, check_zero_gamma, resnet18, resnet34, resnet50, resnet101, resnet152
 from megabatch.model.small import resnet8, resnet20, resnet44
 
 __all__ = ["build_model", "known_models"]
 
-_SMALL: Mapping[str, Callable[..., nn.Module]] = MappingProxyType(
-    {"resnet8": resnet8, "resnet20": resnet20, "resnet44": resnet44}
-)
-_LARGE: Mapping[str, Callable[..., nn.Module]] = MappingProxyType(
-    {"resnet18": resnet18, "resnet34": resnet34, "resnet50": resnet50, "resnet101": resnet101, "resnet152": resnet152}
-)
+_SMALL = {"resnet8": resnet8, "resnet20": resnet20, "resnet44": resnet44}
+_LARGE = {
+    "resnet18": resnet18,
+    "resnet34": resnet34,
+    "resnet50": resnet50,
+    "resnet101": resnet101,
+    "resnet152": resnet152,
+}
 
 
 def known_models() -> tuple[str, ...]:
@@ -59,20 +59,17 @@ def build_model(
             f"model {name!r} is unknown{nearest(name, known_models())} "
             f"(built in: {', '.join(known_models())}; others: timm:NAME or package.module:function)"
         )
-    sizes = {"num_classes": num_classes, "in_channels": in_channels}
     if name in _SMALL:
-        own_width = {} if width is None else {"width": width}
-        return _SMALL[name](**sizes, zero_gamma=zero_gamma, **own_width)
+        small, own_width = _SMALL[name], {} if width is None else {"width": width}
+        return small(num_classes=num_classes, in_channels=in_channels, zero_gamma=zero_gamma, **own_width)
     if width is not None:
-        small = " or ".join(_SMALL)
-        raise ConfigError(f"width={width} has no effect on model {name!r}; leave it out or use {small}")
+        raise ConfigError(f"width={width} has no effect on model {name!r}; leave it out or use {' or '.join(_SMALL)}")
     if name in _LARGE:
-        return _LARGE[name](**sizes, zero_gamma=zero_gamma)
+        return _LARGE[name](num_classes=num_classes, in_channels=in_channels, zero_gamma=zero_gamma)
     _check_foreign_zero_gamma(name, zero_gamma)
-    source, _, function = name.partition(":")
-    if source == "timm":
-        return _from_timm(function, **sizes)
-    return _from_function(name, source, function, sizes)
+    if name.startswith("timm:"):
+        return _from_timm(name.removeprefix("timm:"), num_classes=num_classes, in_channels=in_channels)
+    return _from_function(name, {"num_classes": num_classes, "in_channels": in_channels})
 
 
 def _check_foreign_zero_gamma(name: str, zero_gamma: ZeroGamma) -> None:
@@ -84,7 +81,7 @@ def _check_foreign_zero_gamma(name: str, zero_gamma: ZeroGamma) -> None:
 
 
 def _from_timm(name: str, *, num_classes: int, in_channels: int) -> nn.Module:
-    timm = _import("timm", f"timm:{name}", "run pip install megabatch[timm]")
+    timm = import_foreign(f"model 'timm:{name}'", "timm", "run pip install megabatch[timm]")
     try:
         model = timm.create_model(name, pretrained=False, num_classes=num_classes, in_chans=in_channels)
     except Exception as error:
@@ -92,18 +89,12 @@ def _from_timm(name: str, *, num_classes: int, in_channels: int) -> nn.Module:
         known = timm.list_models()
         architecture = name.partition(".")[0]  # what follows the dot names pretrained weights
         hint = "" if architecture in known else nearest(architecture, known)
-        raise ConfigError(f"timm cannot build {name!r} ({_one_line(error)}){hint}") from error
+        raise ConfigError(f"timm cannot build {name!r} ({first_line(error)}){hint}") from error
     return _checked(model, f"timm:{name}")
 
 
-def _from_function(name: str, module_name: str, function_name: str, sizes: dict[str, int]) -> nn.Module:
-    if not function_name.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
-        raise ConfigError(f"model {name!r} is not of the form package.module:function")
-    module = _import(module_name, name, "install it or put its folder on PYTHONPATH")
-    function = getattr(module, function_name, None)
-    if function is None:
-        hint = nearest(function_name, vars(module))
-        raise ConfigError(f"model {name!r}: module {module_name} has no function {function_name!r}{hint}")
+def _from_function(name: str, sizes: dict[str, int]) -> nn.Module:
+    function = load_foreign("model", name, "function")
     if not callable(function):
         raise ConfigError(f"model {name!r} is of type {type(function).__name__}; it must be a function or a class")
     if not _accepts(function, sizes):
@@ -111,18 +102,8 @@ def _from_function(name: str, module_name: str, function_name: str, sizes: dict[
     try:
         model = function(**sizes)
     except Exception as error:
-        raise ConfigError(f"model {name!r} could not be built: it raised {_one_line(error)}") from error
+        raise ConfigError(f"model {name!r} could not be built: it raised {first_line(error)}") from error
     return _checked(model, name)
-
-
-def _import(module_name: str, name: str, remedy: str) -> Any:
-    try:
-        return importlib.import_module(module_name)
-    except Exception as error:  # importing runs foreign code, which may raise anything
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing is not None and f"{module_name}.".startswith(f"{missing}."):
-            raise ConfigError(f"model {name!r} needs the module {missing}, which is not installed; {remedy}") from error
-        raise ConfigError(f"model {name!r}: importing {module_name} raised {_one_line(error)}") from error
 
 
 def _accepts(function: Callable[..., object], arguments: dict[str, int]) -> bool:
@@ -139,8 +120,3 @@ def _checked(model: object, name: str) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model {name!r} returned {type(model).__name__}, it must return a torch.nn.Module")
     return model
-
-
-def _one_line(error: Exception) -> str:
-    lines = str(error).splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

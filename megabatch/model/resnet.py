@@ -17,6 +17,7 @@ branches begin silent, so that the network starts as a shallower one:
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar, Literal, get_args
 
 import torch.nn.functional as F
@@ -106,9 +107,9 @@ class ResNet(nn.Module):
         block: type[ResidualBlock],
         depths: tuple[int, int, int, int],
         *,
-        num_classes: int,
-        in_channels: int,
-        zero_gamma: ZeroGamma,
+        num_classes: int = 1000,
+        in_channels: int = 3,
+        zero_gamma: ZeroGamma = "every_block",
     ) -> None:
         super().__init__()
         expansion = block.expansion
@@ -182,26 +183,9 @@ def initialise(model: nn.Module, zero_gamma: ZeroGamma) -> None:
         nn.init.zeros_(norm.weight)
 
 
-def resnet18(num_classes: int = 1000, in_channels: int = 3, zero_gamma: ZeroGamma = "every_block") -> ResNet:
-    """ResNet-18: basic blocks (2, 2, 2, 2), 11.7 M parameters."""
-    return ResNet(BasicBlock, (2, 2, 2, 2), num_classes=num_classes, in_channels=in_channels, zero_gamma=zero_gamma)
-
-
-def resnet34(num_classes: int = 1000, in_channels: int = 3, zero_gamma: ZeroGamma = "every_block") -> ResNet:
-    """ResNet-34: basic blocks (3, 4, 6, 3), 21.8 M parameters."""
-    return ResNet(BasicBlock, (3, 4, 6, 3), num_classes=num_classes, in_channels=in_channels, zero_gamma=zero_gamma)
-
-
-def resnet50(num_classes: int = 1000, in_channels: int = 3, zero_gamma: ZeroGamma = "every_block") -> ResNet:
-    """ResNet-50: bottlenecks (3, 4, 6, 3), 25.6 M parameters."""
-    return ResNet(Bottleneck, (3, 4, 6, 3), num_classes=num_classes, in_channels=in_channels, zero_gamma=zero_gamma)
-
-
-def resnet101(num_classes: int = 1000, in_channels: int = 3, zero_gamma: ZeroGamma = "every_block") -> ResNet:
-    """ResNet-101: bottlenecks (3, 4, 23, 3), 44.5 M parameters."""
-    return ResNet(Bottleneck, (3, 4, 23, 3), num_classes=num_classes, in_channels=in_channels, zero_gamma=zero_gamma)
-
-
-def resnet152(num_classes: int = 1000, in_channels: int = 3, zero_gamma: ZeroGamma = "every_block") -> ResNet:
-    """ResNet-152: bottlenecks (3, 8, 36, 3), 60.2 M parameters."""
-    return ResNet(Bottleneck, (3, 8, 36, 3), num_classes=num_classes, in_channels=in_channels, zero_gamma=zero_gamma)
+# By number of parameters: 11.7, 21.8, 25.6, 44.5 and 60.2 million.
+resnet18 = partial(ResNet, BasicBlock, (2, 2, 2, 2))
+resnet34 = partial(ResNet, BasicBlock, (3, 4, 6, 3))
+resnet50 = partial(ResNet, Bottleneck, (3, 4, 6, 3))
+resnet101 = partial(ResNet, Bottleneck, (3, 4, 23, 3))
+resnet152 = partial(ResNet, Bottleneck, (3, 8, 36, 3))

@@ -1,16 +1,14 @@
-"""Parameter groups, and what every optimizer here refuses: settings below zero, sparse gradients."""
+"""Groups of parameters: weights, and the batch-norms and biases that weight decay and layer-wise rates spare."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from megabatch.errors import ConfigError
-
-__all__ = ["check_not_negative", "clear_state", "decayed_group", "gradients_of", "parameter_groups"]
+__all__ = ["clear_state", "parameter_groups", "split_groups"]
 
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
 
@@ -44,9 +42,15 @@ def parameter_groups(
     return [group for group in groups if group["params"]]
 
 
-def decayed_group(group: dict[str, Any], weight_decay: float) -> dict[str, Any]:
-    """The group with a weight decay of its own: what it names, or the optimizer's times its `decay_factor`."""
-    return {"weight_decay": weight_decay * group.get("decay_factor", 1.0), **group}
+def split_groups(groups: list[dict[str, Any]], head: nn.Module, factor: float) -> list[dict[str, Any]]:
+    """The groups, each in two: what is not in `head` has `lr_factor` `factor`; an empty one is left out."""
+    in_head = {id(parameter) for parameter in head.parameters()}
+    split: list[dict[str, Any]] = []
+    for group in groups:
+        slow = [p for p in group["params"] if id(p) not in in_head]
+        fast = [p for p in group["params"] if id(p) in in_head]
+        split += [{**group, "params": slow, "lr_factor": factor}, {**group, "params": fast, "lr_factor": 1.0}]
+    return [group for group in split if group["params"]]
 
 
 def clear_state(optimizer: torch.optim.Optimizer) -> None:
@@ -54,24 +58,3 @@ def clear_state(optimizer: torch.optim.Optimizer) -> None:
     optimizer.state.clear()
     for group in optimizer.param_groups:
         group.pop("step", None)  # where some optimizers count; with it they take their state to be there
-
-
-def gradients_of(params: list[Tensor], optimizer: str) -> list[Tensor]:
-    """The gradients of parameters that have some.
-
-    Raises:
-        ConfigError: a sparse gradient.
-    """
-    grads = [p.grad for p in params if p.grad is not None]
-    if any(g.layout is not torch.strided for g in grads):
-        raise ConfigError(
-            f"{optimizer} was given a sparse gradient and needs dense ones; build Embedding(sparse=False)"
-        )
-    return grads
-
-
-def check_not_negative(optimizer: str, **values: float | Tensor) -> None:
-    """Refuse a setting below zero or not finite; a tensor is taken as it is, to read it would wait for the device."""
-    for name, value in values.items():
-        if not isinstance(value, Tensor) and not 0.0 <= value < float("inf"):
-            raise ConfigError(f"{optimizer} {name} {value:g} cannot be used; give a finite number of at least 0")

@@ -13,20 +13,18 @@ all betas so far, so a beta1 that follows a schedule is corrected rightly.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from itertools import groupby
-from typing import Any, overload
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from megabatch.errors import ConfigError
-from megabatch.optim.groups import check_not_negative, decayed_group, gradients_of
+from megabatch.optim.base import GroupedOptimizer, by_kind, check_not_negative, check_positive, check_share
 
 __all__ = ["LAMB"]
 
 
-class LAMB(torch.optim.Optimizer):
+class LAMB(GroupedOptimizer):
     """Adam with layer-wise rates, a drop-in for `torch.optim.AdamW`.
 
     Args:
@@ -41,6 +39,8 @@ class LAMB(torch.optim.Optimizer):
         ConfigError: a value that cannot work.
     """
 
+    squares_gradients = True
+
     def __init__(
         self,
         params: Iterable[Any],
@@ -51,12 +51,9 @@ class LAMB(torch.optim.Optimizer):
         *,
         bias_correction: bool = True,
     ) -> None:
-        check_not_negative("LAMB", lr=lr, weight_decay=weight_decay, beta1=betas[0], beta2=betas[1])
-        if max(betas) >= 1 or not 0 < eps < math.inf:
-            raise ConfigError(
-                f"LAMB betas {betas[0]:g} and {betas[1]:g}, eps {eps:g} cannot be used; "
-                "give betas below 1 and eps above 0"
-            )
+        check_not_negative("LAMB", lr=lr, weight_decay=weight_decay)
+        check_share("LAMB", beta1=betas[0], beta2=betas[1])
+        check_positive("LAMB", eps=eps)
         defaults = {
             "lr": lr,
             "betas": betas,
@@ -67,37 +64,16 @@ class LAMB(torch.optim.Optimizer):
         }
         super().__init__(params, defaults)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; `decay_factor` scales the weight decay of a group that names none of its own."""
-        super().add_param_group(decayed_group(param_group, self.defaults["weight_decay"]))
-        for parameter in self.param_groups[-1]["params"]:
-            if parameter.dtype not in (torch.float32, torch.float64):
-                raise ConfigError(
-                    f"LAMB was given {parameter.dtype} and needs fp32 or fp64 parameters: squares of small gradients "
-                    "vanish; keep the weights in fp32 and compute under torch.autocast"
-                )
+    def _step_group(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
+        for alike in by_kind(zip(params, grads, strict=True)):
+            self._step_batched(group, *alike)
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Make one step with the gradients at hand."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            with_gradient = [p for p in group["params"] if p.grad is not None]
-            for _, same_kind in groupby(sorted(with_gradient, key=_kind), key=_kind):
-                self._step_batched(group, list(same_kind))
-        return loss
-
-    def _step_batched(self, group: dict[str, Any], params: list[Tensor]) -> None:
+    def _step_batched(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
         """Step parameters of one device and precision, all at once."""
         beta1, beta2 = group["betas"]
-        grads = gradients_of(params, "LAMB")
+        if not _on_host(params[0]):
+            self._step_on_device(group, params, grads)
+            return
         states = [self._state(p) for p in params]
         means: list[Tensor] = [state["mean"] for state in states]
         squares: list[Tensor] = [state["square_mean"] for state in states]
@@ -120,8 +96,41 @@ class LAMB(torch.optim.Optimizer):
             torch._foreach_mul_(moves, _ratios(params, moves))
         torch._foreach_add_(params, moves, alpha=-group["lr"])
 
+    def _step_on_device(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
+        """The same with every number on the device, so that a step can be taken back there; all state begins with 0.
+
+        What is kept of the bias is its complement, the share of gradients in a mean: fp32 holds it well.
+        """
+        beta1, beta2 = group["betas"]
+        for p in params:
+            _move_to_device(self.state[p], p)
+        means, squares = self._state_of(params, "mean"), self._state_of(params, "square_mean")
+        torch._foreach_lerp_(means, grads, 1.0 - beta1)
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, grads, grads, 1.0 - beta2)
+        shares = []
+        for name, beta in (("share", beta1), ("square_share", beta2)):
+            tensors = [self.state[p][name] for p in params]
+            torch._foreach_mul_(tensors, beta)
+            torch._foreach_add_(tensors, 1.0 - beta)
+            shares.append(torch.stack(tensors))
+        roots = torch._foreach_sqrt(squares)
+        if group["bias_correction"]:
+            torch._foreach_mul_(roots, self._spread(shares[1].rsqrt(), params))
+        torch._foreach_add_(roots, group["eps"])
+        moves = list(torch._foreach_div(means, roots))
+        if group["bias_correction"]:
+            torch._foreach_mul_(moves, self._spread(shares[0].reciprocal(), params))
+        if group["weight_decay"]:
+            torch._foreach_add_(moves, params, alpha=group["weight_decay"])
+        if group["lars"]:
+            torch._foreach_mul_(moves, self._spread(torch.stack(_ratios(params, moves)), params))
+        torch._foreach_add_(params, moves, alpha=-group["lr"])
+
     def _state(self, parameter: Tensor) -> dict[str, Any]:
         state: dict[str, Any] = self.state[parameter]
+        if "share" in state:  # saved where the numbers lay on an accelerator
+            state["bias"], state["square_bias"] = (1.0 - state.pop(name).item() for name in ("share", "square_share"))
         if not state:
             for name in ("mean", "square_mean"):
                 state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
@@ -129,12 +138,20 @@ class LAMB(torch.optim.Optimizer):
         return state
 
 
+def _on_host(parameter: Tensor) -> bool:
+    return parameter.device.type == "cpu"
+
+
+def _move_to_device(state: dict[str, Any], parameter: Tensor) -> None:
+    """Keep the shares of gradients in the means beside the parameter; a state of the host has them as numbers."""
+    for name, of_host in (("share", "bias"), ("square_share", "square_bias")):
+        if name not in state:
+            share = 1.0 - state.pop(of_host, 1.0)
+            state[name] = torch.full((), share, dtype=parameter.dtype, device=parameter.device)
+
+
 def _ratios(params: list[Tensor], moves: list[Tensor]) -> list[Tensor]:
     """|w| / |u| of every parameter, on the device; 1 where a norm is zero."""
     weight_norms, move_norms = (torch.stack(torch._foreach_norm(some)) for some in (params, moves))
     ratios = torch.where((weight_norms > 0) & (move_norms > 0), weight_norms / move_norms, 1.0)
     return list(ratios.unbind())
-
-
-def _kind(tensor: Tensor) -> tuple[str, str]:
-    return str(tensor.device), str(tensor.dtype)

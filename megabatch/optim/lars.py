@@ -15,20 +15,21 @@ They agree at a constant lr and trust, and differ in warm-up and decay: settings
 for another. Groups marked `lars=False` (see `parameter_groups`: batch-norm and biases) take the same step with trust 1.
 
 Norms and ratios are computed in fp32 (fp64 for fp64 parameters). On an accelerator they are batched over all parameters
-and stay on the device: nothing waits for them. On a CPU parameters are visited one by one, see `one_pass`.
+and stay on the device: nothing waits for them. Where it can, torch's fused SGD kernel makes the step there; it leaves
+everything as it was where `found_inf`, an attribute that `GradScaler` and `skip` set, is 1 on the device. On a CPU
+parameters are visited one by one, see `one_pass`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from itertools import groupby
-from typing import Any, Literal, get_args, overload
+from collections.abc import Iterable
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from megabatch.errors import ConfigError
-from megabatch.optim.groups import check_not_negative, decayed_group, gradients_of
+from megabatch.optim.base import GroupedOptimizer, by_kind, check_not_negative, check_positive
 from megabatch.optim.one_pass import momentum_in_one_pass, same_layout, trust_on_host
 
 __all__ = ["LARS", "Rule", "trust_ratios"]
@@ -36,7 +37,7 @@ __all__ = ["LARS", "Rule", "trust_ratios"]
 Rule = Literal["paper", "trust_inside", "trust_outside"]
 
 
-class LARS(torch.optim.Optimizer):
+class LARS(GroupedOptimizer):
     """Momentum SGD with layer-wise rates, a drop-in for `torch.optim.SGD`.
 
     Args:
@@ -70,8 +71,7 @@ class LARS(torch.optim.Optimizer):
         if rule not in get_args(Rule):
             raise ConfigError(f"LARS rule '{rule}' is not known; choose one of {', '.join(get_args(Rule))}")
         check_not_negative("LARS", lr=lr, momentum=momentum, weight_decay=weight_decay, eps=eps)
-        if not 0 < trust_coefficient < float("inf"):
-            raise ConfigError(f"LARS trust_coefficient {trust_coefficient:g} must be above 0; MLPerf uses 0.001")
+        check_positive("LARS", trust_coefficient=trust_coefficient)
         if nesterov and momentum == 0:
             raise ConfigError("LARS nesterov needs momentum above 0; set one or the other")
         defaults = {
@@ -87,9 +87,10 @@ class LARS(torch.optim.Optimizer):
         }
         super().__init__(params, defaults)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; `decay_factor` scales the weight decay of a group that names none of its own."""
-        super().add_param_group(decayed_group(param_group, self.defaults["weight_decay"]))
+    @property
+    def is_fused(self) -> bool:
+        """Whether every step is made by the fused kernel, which takes `found_inf`."""
+        return all(_can_fuse(group, group["params"]) for group in self.param_groups)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` returned; momentum of one rule makes no sense under another and is refused."""
@@ -101,41 +102,25 @@ class LARS(torch.optim.Optimizer):
                 )
         super().load_state_dict(state_dict)
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Make one step with the gradients at hand."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            batched: list[Tensor] = []
-            together: list[tuple[Tensor, Tensor, Tensor]] = []
-            one_by_one = not isinstance(group["lr"], Tensor) and group["momentum"] > 0
-            with_gradient = [p for p in group["params"] if p.grad is not None]
-            for p, g in zip(with_gradient, gradients_of(with_gradient, "LARS"), strict=True):
-                if "momentum_buffer" not in self.state[p]:
-                    self.state[p]["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
-                on_cpu = (p, g, self.state[p]["momentum_buffer"])
-                if not one_by_one or not same_layout(*on_cpu):
-                    batched.append(p)
-                elif group["lars"]:
-                    _step_on_cpu(group, [on_cpu], _trust_on_cpu(group, p, g))
-                else:
-                    together.append(on_cpu)
-            _step_on_cpu(group, together, trust=1.0)
-            for _, same_kind in groupby(sorted(batched, key=_kind), key=_kind):
-                self._step_batched(group, list(same_kind))
-        return loss
+    def _step_group(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
+        batched: list[tuple[Tensor, Tensor, Tensor]] = []
+        together: list[tuple[Tensor, Tensor, Tensor]] = []
+        one_by_one = not isinstance(group["lr"], Tensor) and group["momentum"] > 0
+        for tensors in zip(params, grads, self._state_of(params, "momentum_buffer"), strict=True):
+            if not one_by_one or not same_layout(*tensors):
+                batched.append(tensors)
+            elif group["lars"]:
+                _step_on_cpu(group, [tensors], _trust_on_cpu(group, *tensors[:2]))
+            else:
+                together.append(tensors)
+        _step_on_cpu(group, together, trust=1.0)
+        for alike in by_kind(batched):
+            self._step_batched(group, *alike)
 
-    def _step_batched(self, group: dict[str, Any], params: list[Tensor]) -> None:
+    def _step_batched(
+        self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], buffers: list[Tensor]
+    ) -> None:
         """Step parameters of one device and precision, all at once."""
-        grads = gradients_of(params, "LARS")
-        buffers: list[Tensor] = [self.state[p]["momentum_buffer"] for p in params]
         trust = None
         if group["lars"]:
             trust = trust_ratios(params, grads, group["weight_decay"], group["trust_coefficient"], group["eps"])
@@ -147,8 +132,41 @@ class LARS(torch.optim.Optimizer):
             _momentum_step(group, wide_params, wide_grads, wide_buffers, trust)
             torch._foreach_copy_(params, wide_params)
             torch._foreach_copy_(buffers, wide_buffers)
+        elif _can_fuse(group, params):
+            self._fused_step(group, params, grads, buffers, trust)
         else:
             _momentum_step(group, params, grads, buffers, trust)
+
+    def _fused_step(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        buffers: list[Tensor],
+        trust: Tensor | None,
+    ) -> None:
+        """As `_momentum_step`, in kernels over all parameters."""
+        inner, outer = _inner_and_outer(group["rule"], group["lr"], 1.0 if trust is None else trust)
+        moves = grads
+        if group["weight_decay"]:
+            moves = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
+        if isinstance(inner, Tensor) and inner.dim():
+            moves = list(torch._foreach_mul(moves, self._spread(inner, params)))
+        elif isinstance(inner, Tensor) or inner != 1.0:
+            moves = list(torch._foreach_mul(moves, inner))
+        torch._fused_sgd_(
+            params,
+            moves,
+            buffers,
+            weight_decay=0.0,
+            momentum=group["momentum"],
+            lr=outer,
+            dampening=0.0,
+            nesterov=group["nesterov"],
+            maximize=False,
+            is_first_step=False,
+            found_inf=getattr(self, "found_inf", None),
+        )
 
 
 def trust_ratios(
@@ -173,9 +191,7 @@ def _trust_on_cpu(group: dict[str, Any], parameter: Tensor, gradient: Tensor) ->
 def _step_on_cpu(group: dict[str, Any], tensors: list[tuple[Tensor, Tensor, Tensor]], trust: float) -> None:
     """Step (parameter, gradient, momentum)s that lie on the CPU and have one trust ratio."""
     inner, outer = _inner_and_outer(group["rule"], group["lr"], trust)
-    kinds = groupby(sorted(tensors, key=lambda one: _kind(one[0])), key=lambda one: _kind(one[0]))
-    for _, same_kind in kinds:
-        params, grads, buffers = (list(some) for some in zip(*same_kind, strict=True))
+    for params, grads, buffers in by_kind(tensors):
         momentum_in_one_pass(
             params,
             grads,
@@ -195,8 +211,14 @@ def _inner_and_outer(rule: Rule, lr: Any, trust: Any) -> tuple[Any, Any]:
     return (trust, lr) if rule == "trust_inside" else (1.0, lr * trust)
 
 
-def _kind(tensor: Tensor) -> tuple[str, str]:
-    return str(tensor.device), str(tensor.dtype)
+def _can_fuse(group: dict[str, Any], params: list[Tensor]) -> bool:
+    """Whether torch's fused SGD kernel, which takes one lr for all and needs momentum, makes this group's step."""
+    plain = group["momentum"] > 0 and not (group["rule"] == "trust_outside" and group["lars"])
+    return plain and all(p.is_cuda and p.dtype == torch.float32 and _is_dense(p) for p in params)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    return tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
 
 
 def _momentum_step(

@@ -13,19 +13,19 @@ momentum correction. Weight decay is added to the gradient first. Once share is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any, overload
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from megabatch.errors import ConfigError
-from megabatch.optim.groups import check_not_negative, decayed_group, gradients_of
+from megabatch.optim.base import GroupedOptimizer, check_not_negative, check_positive, check_share
 
 __all__ = ["RMSpropWarmup", "sgd_share"]
 
 
-class RMSpropWarmup(torch.optim.Optimizer):
+class RMSpropWarmup(GroupedOptimizer):
     """RMSprop at first, momentum SGD later; call `set_epoch(epoch)` before each step.
 
     Args:
@@ -45,6 +45,8 @@ class RMSpropWarmup(torch.optim.Optimizer):
         ConfigError: a value that cannot work.
     """
 
+    squares_gradients = True
+
     def __init__(
         self,
         params: Iterable[Any],
@@ -61,13 +63,10 @@ class RMSpropWarmup(torch.optim.Optimizer):
         whole_epochs: bool = False,
     ) -> None:
         name = "RMSpropWarmup"
-        check_not_negative(name, lr=lr, momentum=momentum, weight_decay=weight_decay, rmsprop_lr=rmsprop_lr)
-        check_not_negative(name, center_epoch=center_epoch, smoothing=smoothing)
-        if not 0 < eps < math.inf or not 0 < period_epochs < math.inf or smoothing >= 1:
-            raise ConfigError(
-                f"{name} eps {eps:g}, period_epochs {period_epochs:g}, smoothing {smoothing:g} cannot be used; "
-                "give eps and period_epochs above 0 and smoothing below 1"
-            )
+        check_not_negative(name, lr=lr, momentum=momentum, weight_decay=weight_decay)
+        check_not_negative(name, rmsprop_lr=rmsprop_lr, center_epoch=center_epoch)
+        check_positive(name, eps=eps, period_epochs=period_epochs)
+        check_share(name, smoothing=smoothing)
         defaults = {
             "lr": lr,
             "momentum": momentum,
@@ -83,49 +82,18 @@ class RMSpropWarmup(torch.optim.Optimizer):
         }
         super().__init__(params, defaults)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; `decay_factor` scales the weight decay of a group that names none of its own."""
-        super().add_param_group(decayed_group(param_group, self.defaults["weight_decay"]))
-        for parameter in self.param_groups[-1]["params"]:
-            if parameter.dtype in (torch.float16, torch.bfloat16):
-                raise ConfigError(
-                    f"RMSpropWarmup was given {parameter.dtype} and needs fp32 or fp64 parameters: squares of "
-                    "small gradients vanish; keep the weights in fp32 and compute under torch.autocast"
-                )
-
     def set_epoch(self, epoch: float) -> None:
         """Say how far the training is, as a fractional epoch; the next steps use it."""
         check_not_negative("RMSpropWarmup", epoch=epoch)
         for group in self.param_groups:
             group["epoch"] = float(epoch)
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Make one step with the gradients at hand.
-
-        Raises:
-            ConfigError: `lr` is 0 while the RMSprop part is not over: its share is divided by `lr`.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            params: list[Tensor] = [p for p in group["params"] if p.grad is not None]
-            if params:
-                self._step_group(group, params)
-        return loss
-
-    def _step_group(self, group: dict[str, Any], params: list[Tensor]) -> None:
+    def _step_group(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
+        """One group's step; lr 0 is a `ConfigError` while RMSprop has a share, which is divided by it."""
         share = share_of(group)
-        grads = gradients_of(params, "RMSpropWarmup")
         if group["weight_decay"]:
             grads = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
-        buffers = self._state(params, "momentum_buffer")
+        buffers = self._state_of(params, "momentum_buffer")
         torch._foreach_mul_(buffers, group["momentum"])
         if share != 0.0:
             torch._foreach_add_(buffers, grads, alpha=share)
@@ -135,19 +103,13 @@ class RMSpropWarmup(torch.optim.Optimizer):
                     f"RMSpropWarmup has lr 0 at epoch {group['epoch']:g}, where RMSprop still has a share of "
                     f"{1 - share:.2g} that is divided by it; keep lr above 0 until the transition is over"
                 )
-            squares = self._state(params, "square_average")
+            squares = self._state_of(params, "square_average")
             torch._foreach_mul_(squares, group["smoothing"])
             torch._foreach_addcmul_(squares, grads, grads, 1.0 - group["smoothing"])
             roots = torch._foreach_sqrt(squares)
             torch._foreach_add_(roots, group["eps"])
             torch._foreach_addcdiv_(buffers, grads, roots, (1.0 - share) * group["rmsprop_lr"] / group["lr"])
         torch._foreach_add_(params, buffers, alpha=-group["lr"])
-
-    def _state(self, params: list[Tensor], name: str) -> list[Tensor]:
-        for p in params:
-            if name not in self.state[p]:
-                self.state[p][name] = torch.zeros_like(p, memory_format=torch.preserve_format)
-        return [self.state[p][name] for p in params]
 
 
 def share_of(group: dict[str, Any]) -> float:

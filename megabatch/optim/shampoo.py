@@ -20,24 +20,23 @@ first `start_steps` steps.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
-from typing import Any, overload
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from megabatch.errors import ConfigError
+from megabatch.optim.base import GroupedOptimizer, check_not_negative, check_positive, check_share
 from megabatch.optim.blocks import add_statistics, from_blocks, inverse_root, new_statistics, precondition, to_blocks
-from megabatch.optim.groups import check_not_negative, decayed_group, gradients_of
 
 __all__ = ["Shampoo"]
 
 Roots = dict[Tensor, list[Tensor]]  # by parameter, one tensor of matrices for each dimension
 
 
-class Shampoo(torch.optim.Optimizer):
+class Shampoo(GroupedOptimizer):
     """Momentum SGD along preconditioned gradients; a drop-in for `torch.optim.SGD`, which takes the same lr.
 
     In a job of several ranks every rank must hold the same gradients and make the same calls.
@@ -59,6 +58,8 @@ class Shampoo(torch.optim.Optimizer):
         ConfigError: a value that cannot work.
     """
 
+    squares_gradients = True
+
     def __init__(
         self,
         params: Iterable[Any],
@@ -74,11 +75,9 @@ class Shampoo(torch.optim.Optimizer):
         every_steps: int = 20,
         start_steps: int = 25,
     ) -> None:
-        check_not_negative("Shampoo", lr=lr, momentum=momentum, weight_decay=weight_decay, beta2=beta2)
-        if beta2 >= 1 or not 0 < eps < math.inf:
-            raise ConfigError(
-                f"Shampoo beta2 {beta2:g} and eps {eps:g} cannot be used; give beta2 below 1 and eps above 0"
-            )
+        check_not_negative("Shampoo", lr=lr, momentum=momentum, weight_decay=weight_decay)
+        check_share("Shampoo", beta2=beta2)
+        check_positive("Shampoo", eps=eps)
         counts = {"root": root, "block_size": block_size, "every_steps": every_steps, "start_steps": start_steps}
         for name, count in counts.items():
             if count < 1:
@@ -86,16 +85,6 @@ class Shampoo(torch.optim.Optimizer):
         rates = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov}
         super().__init__(params, {**rates, "beta2": beta2, "eps": eps, **counts, "lars": True})
         self._gathered: Roots | None = None  # for the next step, once they are there
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; `decay_factor` scales the weight decay of a group that names none of its own."""
-        super().add_param_group(decayed_group(param_group, self.defaults["weight_decay"]))
-        for parameter in self.param_groups[-1]["params"]:
-            if parameter.dtype not in (torch.float32, torch.float64):
-                raise ConfigError(
-                    f"Shampoo was given {parameter.dtype} and needs fp32 or fp64 parameters: squares of small "
-                    "gradients vanish; keep the weights in fp32 and compute under torch.autocast"
-                )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state."""
@@ -136,27 +125,17 @@ class Shampoo(torch.optim.Optimizer):
             return False
         return not state["roots"] or (state["steps"] - group["start_steps"]) % group["every_steps"] == 0
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Make one step with the gradients at hand; gathers roots that are due and were not gathered yet."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def _begin_step(self) -> None:
+        """Take the roots that were gathered for this step, or gather those that are due."""
         if self._gathered is None:
             self.gather_roots()
         gathered, self._gathered = self._gathered or {}, None
         for parameter, roots in gathered.items():
             self.state[parameter]["roots"] = roots
-        for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
-            for parameter, gradient in zip(params, gradients_of(params, "Shampoo"), strict=True):
-                self._step_one(group, parameter, gradient)
-        return loss
+
+    def _step_group(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
+        for parameter, gradient in zip(params, grads, strict=True):
+            self._step_one(group, parameter, gradient)
 
     def _step_one(self, group: dict[str, Any], parameter: Tensor, gradient: Tensor) -> None:
         state: dict[str, Any] = self.state[parameter]

@@ -34,7 +34,8 @@ from megabatch.plan.rows import UNKNOWN, SystemRow, generation, kind_of, read_ro
 from megabatch.plan.workload import Layer, busiest_passes, model_layers
 from megabatch.recipes import config_from_toml
 from megabatch.report.metrics import LEFT_OUT_STEPS
-from megabatch.report.run import read_json, read_metrics
+from megabatch.report.metrics_log import read_metrics
+from megabatch.report.run import read_json
 
 _FEWEST_STEPS = 3
 
@@ -221,14 +222,14 @@ def _with_run(found: Evidence, folder: Path) -> Evidence:
             f"{_FEWEST_STEPS} are needed to learn a step time from: give a longer run"
         )
     middle, share, ordered = statistics.median(seconds), statistics.median(shares), sorted(seconds)
-    # The backward pass is not told where there is no host's clock.
+    # Without a host's clock the time of the backward pass is not known.
     share = share if 0 < share < 1 else found.cluster.compute.backward_share
     # Standard error of the median: 1.25 deviations over the root of n, by the middle four fifths.
     spread = (ordered[int(0.9 * (len(ordered) - 1))] - ordered[int(0.1 * (len(ordered) - 1))]) / 2.56
     noise = 1.25 * spread / middle / math.sqrt(len(ordered))
     points, source = ((float(ghost), middle),), f"run '{folder.name}'"
     table = ComputeTable(model, points, "measured", source, share, noise, config.data.image_size)
-    where = f"({device or 'device not told'}, {_count(workers, 'worker')})"
+    where = f"({device or 'device not given'}, {_count(workers, 'worker')})"
     line = f"run {folder.resolve().name}: step time of {model} at {ghost} images, n = {len(seconds):,} {where}"
     layers = _layers(environment.get("layers")) or found.layers
     cluster = dataclasses.replace(found.cluster, compute=table, measured_workers=workers)

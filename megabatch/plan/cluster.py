@@ -2,8 +2,7 @@
 
     worker --port-- node --NIC-- rack switch --uplink-- the other racks
 
-Every value says where it stands in a cluster file, in which units, and what it may be; `cluster_file` reads it there.
-Bits and bytes are told apart here and nowhere else: inside, everything is bytes and seconds.
+`cluster_file` reads it from a file, and tells bits and bytes apart there: inside, everything is bytes and seconds.
 """
 
 from __future__ import annotations
@@ -11,23 +10,20 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Any
 
 from megabatch.comm.calibration import Calibration, predictions
 from megabatch.comm.phases import ALGORITHMS, phases
 from megabatch.comm.shape import GridShape
 from megabatch.errors import ConfigError
 from megabatch.machine import usable_cores
-from megabatch.plan import quantity
 from megabatch.plan.compute import ComputeTable
 from megabatch.plan.network import AllReduce, Network, price_curve
-from megabatch.plan.quantity import Bounds, Quantity, check_text, shown
+from megabatch.plan.quantity import Quantity
 
-RATES = {"gigabits_per_second": 1e9 / 8, "gigabytes_per_second": 1e9, "bytes_per_second": 1.0}
-_TIMES = {"microseconds": 1e-6, "milliseconds": 1e-3, "seconds": 1.0, "hours": 3600.0}
 _TURNED: Mapping[str, tuple[str, ...]] = {
     "compute": (),
     "worker link": ("worker_rate",),
@@ -44,67 +40,7 @@ KNOBS = tuple(_TURNED)
 NETWORK_KNOBS = ("worker link", "NIC", "rack uplink", "wire latency", "software latency")
 
 _LARGEST_SEARCH = 4096
-_NOT_TOLD = Quantity(0.0, "unknown")
-_DEVIATION, _JITTER = Quantity(0.01, "assumed"), Quantity(0.0, "assumed")
-_CHECKPOINT, _RESTART = Quantity(20.0, "assumed"), Quantity(300.0, "assumed")
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a value stands in a cluster file, and what it may be.
-
-    path: the section and the key. units: what the key's name ends in; `latency_microseconds` and
-    `latency_milliseconds` are both the `latency` of their section.
-    may_be: the bounds of a quantity; of any other value a check that returns it, or raises `ValueError`.
-    """
-
-    path: str
-    may_be: Bounds | Callable[[object], Any]
-    units: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def section(self) -> str:
-        return self.path.rpartition(".")[0]
-
-    @property
-    def name(self) -> str:
-        """The key without its unit."""
-        return self.path.rpartition(".")[2]
-
-    @property
-    def keys(self) -> dict[str, float]:
-        """The keys under which it may stand, each with its unit in bytes per second or seconds."""
-        if not self.units:
-            return {self.name: 1.0}
-        return {unit if self.name == "rate" else f"{self.name}_{unit}": size for unit, size in self.units.items()}
-
-
-def _one_of(*known: str) -> Callable[[object], object]:
-    def check(value: object) -> object:
-        if value not in known:
-            raise ValueError(f"is {shown(value)}; choose one of {', '.join(known)}")
-        return value
-
-    return check
-
-
-def _count(value: object) -> int:
-    return int(quantity.COUNT.check(value))
-
-
-def _switch(value: object) -> object:
-    if not isinstance(value, bool):
-        raise ValueError(f"is {shown(value)}; give true or false")
-    return value
-
-
-def _ratios(value: object) -> tuple[float, ...]:
-    if not isinstance(value, list) or len(value) < 2:
-        raise ValueError(f"is {shown(value)}; give a list of at least 2 numbers")
-    for one in value:
-        if needed := quantity.RATIO.why_not(one):
-            raise ValueError(f"holds {shown(one)}; {needed}")
-    return tuple(map(float, value))
+NOT_TOLD = Quantity(0.0, "unknown")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,38 +53,36 @@ class Cluster:
     A worker's step scatters by `straggler_deviation` of its compute and by `jitter_seconds` whatever it computes.
     straggler_ratios: measured step times over their median, which replace that law where there are any.
     first_steps_seconds: time lost once, while caches fill and kernels are chosen. measured_here: the machine at hand.
-    measured_workers: how many computed at the same time when `compute` was measured; 0 when that is not told.
+    measured_workers: how many computed at the same time when `compute` was measured; 0 when that is not known.
     """
 
-    name: Annotated[str, Place("name", check_text)] = ""
-    title: Annotated[str, Place("title", check_text)] = ""
-    accelerator: Annotated[str, Place("accelerator", check_text)] = ""
-    backend: Annotated[str, Place("backend", _one_of("nccl", "gloo"))] = "nccl"
-    num_nodes: Annotated[int, Place("num_nodes", _count)] = 0
-    workers_per_node: Annotated[int, Place("workers_per_node", _count)]
-    nodes_per_rack: Annotated[int, Place("nodes_per_rack", _count)] = 0
-    measured_here: Annotated[bool, Place("measured_here", _switch)] = False
-    worker_rate: Annotated[Quantity, Place("link.worker.rate", quantity.RATE, RATES)]
-    worker_latency: Annotated[Quantity, Place("link.worker.latency", quantity.LATENCY, _TIMES)]
-    nic_rate: Annotated[Quantity, Place("link.nic.rate", quantity.RATE, RATES)]
-    nic_latency: Annotated[Quantity, Place("link.nic.latency", quantity.LATENCY, _TIMES)]
-    rack_rate: Annotated[Quantity | None, Place("link.rack.rate", quantity.RATE, RATES)] = None
-    rack_latency: Annotated[Quantity | None, Place("link.rack.latency", quantity.LATENCY, _TIMES)] = None
-    collectives: Annotated[str, Place("software.collectives", _one_of("ring", "tree"))] = "ring"
-    software_latency: Annotated[Quantity, Place("software.latency", quantity.LATENCY, _TIMES)]
-    straggler_deviation: Annotated[Quantity, Place("straggler.relative_deviation", quantity.SCATTER)] = _DEVIATION
-    jitter_seconds: Annotated[Quantity, Place("straggler.deviation", quantity.LATENCY, _TIMES)] = _JITTER
-    straggler_ratios: Annotated[tuple[float, ...], Place("straggler.measured_ratios", _ratios)] = ()
-    loader_images_per_second: Annotated[
-        Quantity | None, Place("loader.images_per_second_per_node", Bounds(1e-3, 1e12))
-    ] = None
-    initialisation_seconds: Annotated[Quantity, Place("start.initialisation", quantity.DURATION, _TIMES)] = _NOT_TOLD
-    first_steps_seconds: Annotated[Quantity, Place("start.first_steps", quantity.DURATION, _TIMES)] = _NOT_TOLD
-    currency: Annotated[str, Place("price.currency", check_text)] = ""
-    price_per_node_hour: Annotated[Quantity | None, Place("price.per_node_hour", quantity.PRICE)] = None
-    node_mtbf_seconds: Annotated[Quantity | None, Place("failures.node_mtbf", quantity.MTBF, _TIMES)] = None
-    checkpoint_seconds: Annotated[Quantity, Place("failures.checkpoint", quantity.CHECKPOINT, _TIMES)] = _CHECKPOINT
-    restart_seconds: Annotated[Quantity, Place("failures.restart", quantity.DURATION, _TIMES)] = _RESTART
+    name: str
+    title: str
+    accelerator: str
+    backend: str
+    num_nodes: int
+    workers_per_node: int
+    nodes_per_rack: int
+    measured_here: bool
+    worker_rate: Quantity
+    worker_latency: Quantity
+    nic_rate: Quantity
+    nic_latency: Quantity
+    rack_rate: Quantity | None
+    rack_latency: Quantity | None
+    collectives: str
+    software_latency: Quantity
+    straggler_deviation: Quantity
+    jitter_seconds: Quantity
+    straggler_ratios: tuple[float, ...]
+    loader_images_per_second: Quantity | None
+    initialisation_seconds: Quantity
+    first_steps_seconds: Quantity
+    currency: str
+    price_per_node_hour: Quantity | None
+    node_mtbf_seconds: Quantity | None
+    checkpoint_seconds: Quantity
+    restart_seconds: Quantity
     compute: ComputeTable
     measured_workers: int = 0
     calibration: Calibration | None = field(default=None, compare=False)
@@ -194,7 +128,7 @@ class Cluster:
             "time lost in the first steps": self.first_steps_seconds,
             "price": self.price_per_node_hour,
         }
-        return tuple(words for words, quantity in parts.items() if quantity in (None, _NOT_TOLD))
+        return tuple(words for words, quantity in parts.items() if quantity in (None, NOT_TOLD))
 
     @cached_property
     def network(self) -> Network:

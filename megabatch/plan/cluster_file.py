@@ -1,27 +1,142 @@
-"""Cluster files: TOML with units in the key names; see `megabatch/plan/clusters` and docs/planning.md."""
+"""Cluster files: TOML with units in the key names; see `megabatch/plan/clusters` and docs/planning.md.
+
+A class here is a section of the file. A field that is a quantity says in which units its key may stand:
+`latency_microseconds` and `latency_milliseconds` are both the `latency` of their section.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
 from megabatch.errors import ConfigError, nearest
 from megabatch.files import parse_toml, read_text
 from megabatch.plan import quantity
-from megabatch.plan.cluster import RATES, Cluster, Place
-from megabatch.plan.compute import BACKWARD_SHARE, ComputeTable, check_points
-from megabatch.plan.quantity import Bounds, Quantity, check_certainty, check_text, read_quantity, shown
+from megabatch.plan.cluster import NOT_TOLD, Cluster
+from megabatch.plan.compute import BACKWARD_SHARE, ComputeTable, Name, check_points
+from megabatch.plan.quantity import Bounds, Quantity, check_certainty, read_quantity, shown
 
 CLUSTERS = Path(__file__).parent / "clusters"
 
-_LINKS = ("worker", "nic", "rack")
+_RATES = {"gigabits_per_second": 1e9 / 8, "gigabytes_per_second": 1e9, "bytes_per_second": 1.0}
+_TIMES = {"microseconds": 1e-6, "milliseconds": 1e-3, "seconds": 1.0, "hours": 3600.0}
 _WITHOUT_UNIT = ("rate", "bandwidth", "speed", "latency")
 """What people write for a key whose unit is missing."""
 _HEAD = ("accelerator", "backend", "num_nodes", "workers_per_node", "nodes_per_rack")
 _EXAMPLE = 'milliseconds_by_local_batch = { "32" = 50.0, "64" = 98.0 }'
+
+
+@dataclass(frozen=True, slots=True)
+class _In:
+    """What a quantity may be, in bytes per second or seconds, and the units in which its key may stand."""
+
+    bounds: Bounds
+    units: Mapping[str, float] = field(default_factory=dict)
+
+    def keys(self, name: str) -> Mapping[str, float]:
+        """The keys of the field `name`, each with its unit."""
+        if name == "rate":
+            return self.units
+        return {f"{name}_{unit}": size for unit, size in self.units.items()} or {name: 1.0}
+
+
+Value = TypeVar("Value", Quantity, Quantity | None)
+_Rate = Annotated[Value, _In(quantity.RATE, _RATES)]
+_Latency = Annotated[Value, _In(quantity.LATENCY, _TIMES)]
+_Duration = Annotated[Value, _In(quantity.DURATION, _TIMES)]
+_Count = Annotated[int, BeforeValidator(quantity.COUNT.check)]
+
+
+class _Section(BaseModel):
+    """A section; its title is its name in the file. Without a default a section that is not there counts as empty."""
+
+    model_config = ConfigDict(frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_quantities(cls, table: Any, info: ValidationInfo) -> Any:
+        """Refuse keys that are unknown or lack their unit, and read quantities; the context is the file's name."""
+        path, source = str(cls.model_config.get("title") or ""), str(info.context)
+        where = f"[{path}] of {source}" if path else source
+        if not isinstance(table, Mapping):
+            name = path.rpartition(".")[2]
+            raise ConfigError(
+                f"'{name}' of {source} is {shown(table)}, but a section is needed; write its keys below a line [{path}]"
+            )
+        fields = cls.model_fields
+        places = {name: one for name in fields for one in fields[name].metadata if isinstance(one, _In)}
+        keys = {name: places[name].keys(name) if name in places else {name: 1.0} for name in fields}
+        for key in table:
+            _refuse_unknown(key, keys, [*places], where)
+        found = {key: value for key, value in table.items() if key not in chain(*(keys[name] for name in places))}
+        for name, one in fields.items():
+            given = [key for key in keys[name] if key in table]
+            if len(given) > 1:
+                raise ConfigError(f"{where} has both {' and '.join(given)}; give one of them")
+            if name in places and given:
+                key = given[0]
+                unit = keys[name][key]
+                found[name] = read_quantity(table[key], f"{path}.{key} of {source}", places[name].bounds, unit)
+            elif one.is_required() and not given and name in places:
+                raise ConfigError(f"{where} lacks its {name}; give one of {', '.join(keys[name])}")
+            elif one.is_required() and not given and isinstance(one.annotation, type(_Section)):
+                found[name] = {}
+        return found
+
+
+def _refuse_unknown(key: str, keys: Mapping[str, Mapping[str, float]], quantities: list[str], where: str) -> None:
+    """Raise for a key that is none of a section's `keys`, which belong to its fields."""
+    known = list(chain(*keys.values()))
+    if key in known:
+        return
+    if quantities and key in (*quantities, *_WITHOUT_UNIT):
+        meant = key if key in keys else "rate"
+        units = keys.get(meant) or chain(*(keys[name] for name in quantities))
+        raise ConfigError(f"{shown(key)} in {where} has no unit; write {' or '.join(units)}")
+    hint = nearest(key, known) or f"; known: {', '.join(known)}"
+    raise ConfigError(f"unknown key {shown(key)} in {where}{hint}")
+
+
+class _Worker(_Section, title="link.worker"):
+    rate: _Rate[Quantity]
+    latency: _Latency[Quantity]
+
+
+class _Nic(_Worker, title="link.nic"):
+    count_per_node: Annotated[Quantity | None, _In(Bounds(0.01, 1e4))] = None  # nodes may share one
+    efficiency: Annotated[Quantity | None, _In(quantity.SHARE)] = None
+
+
+class _Rack(_Section, title="link.rack"):
+    rate: _Rate[Quantity | None] = None
+    latency: _Latency[Quantity]
+    oversubscription: Annotated[Quantity | None, _In(quantity.OVERSUBSCRIPTION)] = None
+
+
+class _Links(_Section, title="link"):
+    worker: _Worker
+    nic: _Nic
+    rack: _Rack | None = None
+
+
+class _Software(_Section, title="software"):
+    collectives: Literal["ring", "tree"] = "ring"
+    latency: _Latency[Quantity]
 
 
 def _steps(value: object) -> object:
@@ -30,26 +145,57 @@ def _steps(value: object) -> object:
     return value
 
 
-_OF_CLUSTER: Mapping[str, Place] = {
-    name: hint.__metadata__[0]
-    for name, hint in get_type_hints(Cluster, include_extras=True).items()
-    if hasattr(hint, "__metadata__")
-}
-_OF_LINKS = (
-    Place("link.nic.count_per_node", Bounds(0.01, 1e4)),  # nodes may share one
-    Place("link.nic.efficiency", quantity.SHARE),
-    Place("link.rack.oversubscription", quantity.OVERSUBSCRIPTION),
-)
-"""What becomes part of the rates of a cluster."""
-_OF_COMPUTE = (
-    Place("compute.model", check_text),
-    Place("compute.milliseconds_by_local_batch", _steps),
-    Place("compute.certainty", lambda value: value),
-    Place("compute.source", check_text),
-    Place("compute.backward_share", BACKWARD_SHARE.check),
-)
-_PLACES = (*_OF_CLUSTER.values(), *_OF_LINKS, *_OF_COMPUTE)
-_SECTIONS = tuple(dict.fromkeys(place.section for place in _PLACES if place.section))
+class _Compute(_Section, title="compute"):
+    model: Name = "resnet50"
+    milliseconds_by_local_batch: Annotated[dict[str, Any], BeforeValidator(_steps)] = {}
+    certainty: Any = "given"
+    source: Name = ""
+    backward_share: Annotated[float, BeforeValidator(BACKWARD_SHARE.check)] = 2 / 3
+
+
+class _Straggler(_Section, title="straggler"):
+    relative_deviation: Annotated[Quantity, _In(quantity.SCATTER)] = Quantity(0.01, "assumed")
+    deviation: _Latency[Quantity] = Quantity(0.0, "assumed")
+    measured_ratios: list[Annotated[float, BeforeValidator(quantity.RATIO.check)]] = Field(default=[], min_length=2)
+
+
+class _Loader(_Section, title="loader"):
+    images_per_second_per_node: Annotated[Quantity | None, _In(Bounds(1e-3, 1e12))] = None
+
+
+class _Start(_Section, title="start"):
+    initialisation: _Duration[Quantity] = NOT_TOLD
+    first_steps: _Duration[Quantity] = NOT_TOLD
+
+
+class _Price(_Section, title="price"):
+    currency: Name = ""
+    per_node_hour: Annotated[Quantity | None, _In(quantity.PRICE)] = None
+
+
+class _Failures(_Section, title="failures"):
+    node_mtbf: Annotated[Quantity | None, _In(quantity.MTBF, _TIMES)] = None
+    checkpoint: Annotated[Quantity, _In(quantity.CHECKPOINT, _TIMES)] = Quantity(20.0, "assumed")
+    restart: _Duration[Quantity] = Quantity(300.0, "assumed")
+
+
+class _File(_Section):
+    name: Name = ""
+    title: Name = ""
+    accelerator: Name = ""
+    backend: Literal["nccl", "gloo"] = "nccl"
+    num_nodes: _Count = 0
+    workers_per_node: _Count
+    nodes_per_rack: _Count = 0
+    measured_here: StrictBool = False
+    link: _Links
+    software: _Software
+    compute: _Compute
+    straggler: _Straggler
+    loader: _Loader
+    start: _Start
+    price: _Price
+    failures: _Failures
 
 
 def cluster_names() -> list[str]:
@@ -81,121 +227,94 @@ def read_cluster(text: str, source: str) -> Cluster:
         ConfigError: a key that is unknown or lacks its unit, or a value that cannot be.
     """
     try:
-        file = parse_toml(text)
+        file = _File.model_validate(parse_toml(text), context=source)
+    except ValidationError as error:  # a ValueError too
+        raise ConfigError(_one_line(error, source)) from None
     except ValueError as error:
         raise ConfigError(f"{source} is not valid TOML: {error}; fix that line") from None
-    sections = {name: _section(file, name, source) for name in _SECTIONS} | {"": file}
-    _refuse_unknown_keys(sections, source)
-    values = {name: _read(place, sections, source) for name, place in _OF_CLUSTER.items()}
-    told = {name: value for name, value in values.items() if value is not None}
-    for one in dataclasses.fields(Cluster):
-        if one.name in _OF_CLUSTER and one.name not in told and one.default is dataclasses.MISSING:
-            raise ConfigError(_lacks(_OF_CLUSTER[one.name], source))
-    count, efficiency, oversubscription = (_read(place, sections, source) for place in _OF_LINKS)
+    nic, rack = file.link.nic, file.link.rack
     # What the NICs of a node could send together, before protocols take their part.
-    line_rate = told["nic_rate"].by(count) if count else told["nic_rate"]
-    told["nic_rate"] = line_rate.by(efficiency) if efficiency else line_rate
-    if "rack" in file["link"]:
-        _check_rack(told, oversubscription, source)
-        if oversubscription:
-            told["rack_rate"] = line_rate.times(told["nodes_per_rack"]).over(oversubscription)
-    else:
-        told["nodes_per_rack"] = 0
-    told["name"] = told.get("name") or source
-    if told.get("measured_here") and "compute" in file:
-        raise ConfigError(f"{source} has both measured_here and step times in [compute]; give one of them")
-    compute = ComputeTable("", ()) if told.get("measured_here") else _compute_table(sections, source)
-    return Cluster(**told, compute=compute)
+    line_rate = nic.rate.by(nic.count_per_node) if nic.count_per_node else nic.rate
+    return Cluster(
+        name=file.name or source,
+        title=file.title,
+        accelerator=file.accelerator,
+        backend=file.backend,
+        num_nodes=file.num_nodes,
+        workers_per_node=file.workers_per_node,
+        nodes_per_rack=file.nodes_per_rack if rack else 0,
+        measured_here=file.measured_here,
+        worker_rate=file.link.worker.rate,
+        worker_latency=file.link.worker.latency,
+        nic_rate=line_rate.by(nic.efficiency) if nic.efficiency else line_rate,
+        nic_latency=nic.latency,
+        rack_rate=_rack_rate(rack, file.nodes_per_rack, line_rate, source) if rack else None,
+        rack_latency=rack.latency if rack else None,
+        collectives=file.software.collectives,
+        software_latency=file.software.latency,
+        straggler_deviation=file.straggler.relative_deviation,
+        jitter_seconds=file.straggler.deviation,
+        straggler_ratios=tuple(file.straggler.measured_ratios),
+        loader_images_per_second=file.loader.images_per_second_per_node,
+        initialisation_seconds=file.start.initialisation,
+        first_steps_seconds=file.start.first_steps,
+        currency=file.price.currency,
+        price_per_node_hour=file.price.per_node_hour,
+        node_mtbf_seconds=file.failures.node_mtbf,
+        checkpoint_seconds=file.failures.checkpoint,
+        restart_seconds=file.failures.restart,
+        compute=_compute_table(file, source),
+    )
 
 
-def _check_rack(told: Mapping[str, Any], oversubscription: Quantity | None, source: str) -> None:
-    """Refuse racks whose uplinks are not told, or told twice."""
-    if "rack_latency" not in told:
-        raise ConfigError(_lacks(_OF_CLUSTER["rack_latency"], source))
-    if "nodes_per_rack" not in told:
+def _rack_rate(rack: _Rack, nodes_per_rack: int, line_rate: Quantity, source: str) -> Quantity:
+    """Of all uplinks of a rack; refuse racks whose uplinks are not given, or given twice."""
+    if not nodes_per_rack:
         raise ConfigError(f"{source} lacks nodes_per_rack; add it above the first section, such as nodes_per_rack = 8")
-    if "rack_rate" in told and oversubscription:
+    if rack.rate and rack.oversubscription:
         raise ConfigError(f"[link.rack] of {source} has both a rate and an oversubscription; give one of them")
-    if "rack_rate" not in told and not oversubscription:
-        raise ConfigError(_lacks(_OF_CLUSTER["rack_rate"], source))
+    if rack.oversubscription:
+        return line_rate.times(nodes_per_rack).over(rack.oversubscription)
+    if rack.rate is None:
+        raise ConfigError(f"[link.rack] of {source} lacks its rate; give one of {', '.join(_RATES)}")
+    return rack.rate
 
 
-def _compute_table(sections: Mapping[str, Mapping[str, Any]], source: str) -> ComputeTable:
-    """The step times of a file; the least certain speaks for all."""
-    model, milliseconds, certainty, whence, share = (_read(place, sections, source) for place in _OF_COMPUTE)
-    if milliseconds is None:
+def _compute_table(file: _File, source: str) -> ComputeTable:
+    """The step times of a file; the least certain speaks for all. The machine at hand has none yet."""
+    compute = file.compute
+    if file.measured_here:
+        if compute.model_fields_set:
+            raise ConfigError(f"{source} has both measured_here and step times in [compute]; give one of them")
+        return ComputeTable("", ())
+    if not compute.milliseconds_by_local_batch:
         raise ConfigError(f"{source} has no measured step times; add [compute] with model and {_EXAMPLE}")
-    usual = check_certainty("given" if certainty is None else certainty, f"[compute] of {source}")
-    steps: dict[int, Quantity] = {}
-    for text, entry in milliseconds.items():
+    usual = check_certainty(compute.certainty, f"[compute] of {source}")
+    steps: list[tuple[int, Quantity]] = []
+    for text, entry in compute.milliseconds_by_local_batch.items():
         if not re.fullmatch("[0-9]{1,10}", text, re.ASCII) or quantity.BATCH.why_not(int(text)):
             raise ConfigError(
                 f"local batch {shown(text)} in [compute] of {source} is not a whole number above 0, at most "
                 f"{quantity.BATCH.most:g}; write images in quotes"
             )
-        if int(text) in steps:
-            raise ConfigError(f"step times of {source} hold local batch {int(text)} twice; keep one of the two")
-        steps[int(text)] = read_quantity(
-            entry, f"step time of local batch {text} in {source}", quantity.STEP, 1e-3, usual
-        )
-    points = tuple((float(batch), one.value) for batch, one in sorted(steps.items()))
+        where = f"step time of local batch {text} in {source}"
+        steps.append((int(text), read_quantity(entry, where, quantity.STEP, 1e-3, usual)))
+    points = tuple(sorted((float(batch), one.value) for batch, one in steps))
     check_points(points, source)
-    worst = max((one.certainty for one in steps.values()), key=lambda name: quantity.CERTAINTIES[name])
-    return ComputeTable("resnet50" if model is None else model, points, worst, whence or "", share or 2 / 3)
+    worst = max((one.certainty for _, one in steps), key=lambda name: quantity.CERTAINTIES[name])
+    return ComputeTable(compute.model, points, worst, compute.source, compute.backward_share)
 
 
-def _section(file: Mapping[str, Any], name: str, source: str) -> Mapping[str, Any]:
-    """A section, empty when it is not there."""
-    table, path = file, ""
-    for part in name.split("."):
-        table, path = table.get(part, {}), f"{path}.{part}".lstrip(".")
-        if not isinstance(table, Mapping):
-            raise ConfigError(
-                f"'{part}' of {source} is {shown(table)}, but a section is needed; write its keys below a line [{path}]"
-            )
-    return table
-
-
-def _refuse_unknown_keys(sections: Mapping[str, Mapping[str, Any]], source: str) -> None:
-    for key in sections[""].get("link", {}):
-        if key not in _LINKS:
-            raise ConfigError(f"link {shown(key)} of {source} is unknown; links are {', '.join(_LINKS)}")
-    for name, table in sections.items():
-        mine = [place for place in _PLACES if place.section == name]
-        known = [key for place in mine for key in place.keys]
-        known += [] if name else list(dict.fromkeys(one.partition(".")[0] for one in _SECTIONS))
-        where = f"[{name}] of {source}" if name else source
-        for key in table:
-            if key in known:
-                continue
-            if key in _WITHOUT_UNIT or key in [place.name for place in mine]:
-                units = [one for one in known if one.startswith(f"{key}_")] or [one for one in known if one in RATES]
-                raise ConfigError(f"{shown(key)} in {where} has no unit; write {' or '.join(units or known)}")
-            hint = nearest(key, known) or f"; known: {', '.join(known)}"
-            raise ConfigError(f"unknown key {shown(key)} in {where}{hint}")
-
-
-def _read(place: Place, sections: Mapping[str, Mapping[str, Any]], source: str) -> Any:
-    """The value at a place, None when it is not there."""
-    table = sections[place.section]
-    present = [key for key in place.keys if key in table]
-    if len(present) > 1:
-        raise ConfigError(f"[{place.section}] of {source} has both {' and '.join(present)}; give one of them")
-    if not present:
-        return None
-    where = f"{place.section}.{present[0]} of {source}".lstrip(".")
-    if isinstance(place.may_be, Bounds):
-        return read_quantity(table[present[0]], where, place.may_be, place.keys[present[0]])
-    try:
-        return place.may_be(table[present[0]])
-    except ValueError as error:
-        raise ConfigError(f"{where} {error}") from None
-
-
-def _lacks(place: Place, source: str) -> str:
-    if place.section:
-        return f"[{place.section}] of {source} lacks its {place.name}; give one of {', '.join(place.keys)}"
-    return f"{source} lacks {place.name}; add it above the first section, such as {place.name} = 8"
+def _one_line(error: ValidationError, source: str) -> str:
+    """The first complaint of pydantic: given, needed, what to do."""
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"]))
+    if first["type"] == "missing":
+        return f"{source} lacks {where}; add it above the first section, such as {where} = 8"
+    reason = first["msg"].removeprefix("Value error, ").replace("Input should be", "give")
+    if first["type"] == "value_error":  # `Bounds.check` and `check_text` say what was given
+        return f"{where} of {source} {reason}"
+    return f"{where} of {source} is {shown(first['input'])}; {reason[0].lower()}{reason[1:]}"
 
 
 def cluster_as_data(text: str) -> list[dict[str, Any]]:

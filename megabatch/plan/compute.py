@@ -39,8 +39,8 @@ import numpy as np
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from megabatch.errors import ConfigError, DataError
-from megabatch.plan.quantity import BATCH, CERTAINTIES, COUNT, SCATTER, STEP, Bounds, check_text, complaint
+from megabatch.errors import ConfigError, DataError, complaint
+from megabatch.plan.quantity import BATCH, CERTAINTIES, COUNT, SCATTER, STEP, Bounds, check_text
 from megabatch.plan.workload import Layer
 
 BACKWARD_SHARE = Bounds(0.01, 0.99)
@@ -62,7 +62,7 @@ class ComputeTable:
 
     points: (images, seconds), batches rising. backward_share: part of the step that is the backward pass.
     noise: relative standard error of the points, where they were measured with their scatter.
-    image_size: pixels a side of the images; 0 when it is not told.
+    image_size: pixels a side of the images; 0 when it is not known.
     """
 
     model: str
@@ -198,9 +198,9 @@ def step_times_from_data(content: Mapping[str, Any], source: str) -> StepTimes:
     """
     if content.get("megabatch_step_times") != _FORMAT:
         raise ConfigError(f"{source} has another format than this version writes ({_FORMAT}); measure again")
-    told = {key: value for key, value in content.items() if key != "megabatch_step_times"}
+    fields = {key: value for key, value in content.items() if key != "megabatch_step_times"}
     try:
-        times = TypeAdapter(StepTimes).validate_python(told)
+        times = TypeAdapter(StepTimes).validate_python(fields)
     except ValidationError as error:
         reason = " ".join(complaint(error)).strip()
         raise ConfigError(f"{source} is damaged ({reason}); measure again with `megabatch bench step`") from None
@@ -230,7 +230,7 @@ def empirical_maximum(times: Sequence[float], world_size: int) -> float:
     workers the result is a lower bound.
     """
     if len(times) < 2:
-        raise DataError(f"{len(times)} measured times; the slowest worker needs at least 2 of them to be told")
+        raise DataError(f"{len(times)} measured times; at least 2 are needed to find the slowest worker")
     rising = np.sort(np.asarray(times, dtype=np.float64))
     if not np.all(np.isfinite(rising)) or rising[0] < 0:
         raise DataError("measured times must be finite and not negative; remove the rows that are not")

@@ -62,7 +62,7 @@ class ConvergenceLaw:
     """E(B) = floor (1 + B / critical) with the covariance of (floor, floor / critical) and the scatter around it.
 
     critical_batch: infinite where epochs do not depend on the batch. batches: the smallest and the largest global batch
-    of the points.
+    of the points, which come from `source`.
     """
 
     floor_epochs: float
@@ -70,6 +70,13 @@ class ConvergenceLaw:
     covariance: tuple[tuple[float, float], tuple[float, float]]
     scatter: float
     batches: tuple[float, float]
+    source: str = ""
+
+    @property
+    def evidence(self) -> str:
+        """On what the epochs rest: "MLPerf ... points at global batches of 1,632 to 67,840"."""
+        least, most = self.batches
+        return f"{self.source} at global batches of {least:,.0f} to {most:,.0f}"
 
     def at(self, global_batch_size: float) -> Epochs:
         """Epochs at one global batch; the deviation holds the fit, the scatter of recipes, and extrapolation."""
@@ -182,7 +189,7 @@ def fit_law(points: Sequence[tuple[float, float]], source: str) -> ConvergenceLa
     (a, b), (c, d) = covariance.tolist()
     critical = floor / slope if slope > 0 else math.inf
     limits = (float(batches.min()), float(batches.max()))
-    return ConvergenceLaw(floor, critical, ((a, b), (c, d)), scatter, limits)
+    return ConvergenceLaw(floor, critical, ((a, b), (c, d)), scatter, limits, source)
 
 
 def _gauss_newton(design: Array, logs: Array) -> Array:

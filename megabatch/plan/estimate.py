@@ -167,14 +167,7 @@ class Estimator:
             )
         # Stages are wrong together, if they are: their deviations add as they are, not in squares.
         of_steps = sum(number * steps[batch].seconds * deviations[batch] for batch, number in counts) / parts["steps"]
-        of_failures = cluster.node_mtbf_seconds.relative_deviation if cluster.node_mtbf_seconds else 0.0
-        of_parts = {
-            "steps": math.hypot(of_steps, self.epochs.deviation),
-            "first steps": cluster.first_steps_seconds.relative_deviation,
-            "evaluation": _OTHER_TIMES,
-            "failures": math.hypot(_OTHER_TIMES, of_failures),
-        }
-        clock_deviation = math.hypot(*(parts[name] / in_clock * one for name, one in of_parts.items()))
+        clock_deviation = self._clock_deviation(parts, in_clock, of_steps)
         total_deviation = math.hypot(
             in_clock / total_seconds * clock_deviation,
             parts[INITIALISATION] / total_seconds * cluster.initialisation_seconds.relative_deviation,
@@ -203,6 +196,18 @@ class Estimator:
             warnings=tuple(dict.fromkeys([*warnings, *self.epochs.warnings])),
             notes=tuple(dict.fromkeys([*self.workload.notes, *notes])),
         )
+
+    def _clock_deviation(self, parts: Mapping[str, float], in_clock: float, of_steps: float) -> float:
+        """Relative deviation of the training, whose parts are uncertain independently of one another."""
+        cluster = self.cluster
+        of_failures = cluster.node_mtbf_seconds.relative_deviation if cluster.node_mtbf_seconds else 0.0
+        of_parts = {
+            "steps": math.hypot(of_steps, self.epochs.deviation),
+            "first steps": cluster.first_steps_seconds.relative_deviation,
+            "evaluation": _OTHER_TIMES,
+            "failures": math.hypot(_OTHER_TIMES, of_failures),
+        }
+        return math.hypot(*(parts[name] / in_clock * one for name, one in of_parts.items()))
 
     def failure_seconds(self, num_nodes: int, run_seconds: float) -> float:
         """Seconds lost to checkpoints, repeated work and restarts; 0 when the cluster's failures are not known."""

@@ -82,7 +82,7 @@ class _Hop:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Seconds as latency + bytes * the sum of `per_byte`, which is told by the class of link that binds."""
+    """Seconds as latency + bytes * the sum of `per_byte`, with one value for each class of link that binds."""
 
     latency_seconds: float
     per_byte: tuple[float, float, float]

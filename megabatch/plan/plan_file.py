@@ -1,4 +1,4 @@
-"""Plans from what the user typed, and as files: what `megabatch plan --output plan.json` writes and `train` follows.
+"""Plans as files: what `megabatch plan --output plan.json` writes and `train` follows.
 
 A plan carries all that was priced, so that the run is the one that was predicted: `scale` and `epochs` fit the recipe
 as the options of the same names do, `overrides` are those the user typed, `settings` what the planner chose, in this
@@ -12,26 +12,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from megabatch.comm.phases import ALGORITHMS
-from megabatch.comm.shape import parse_grid
-from megabatch.errors import ConfigError, MegabatchError, nearest
+from megabatch.errors import ConfigError, MegabatchError, complaint
 from megabatch.files import parse_json, read_text, write_atomically
-from megabatch.plan.calibrate import Evidence, gather
-from megabatch.plan.cluster_file import cluster_names, load_cluster
-from megabatch.plan.convergence import STUDY_TABLE, choose_law
-from megabatch.plan.estimate import Estimate, Estimator
-from megabatch.plan.fit import fit_as_data
-from megabatch.plan.quantity import Interval, complaint
-from megabatch.plan.search import Goal, PlanResult, Space, plan
-from megabatch.plan.workload import Workload, workload_of
+from megabatch.plan.estimate import Estimate
+from megabatch.plan.quantity import Interval
+from megabatch.plan.search import PlanResult
 from megabatch.recipes import load_config
 from megabatch.schedule.batch import parse_stages
 
@@ -39,114 +30,6 @@ _FORMAT = 1
 _MOST_LOCAL_WORKERS = 64
 _OF_LAUNCHERS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK")
 _BATCH = "train.global_batch_size"
-_UNITS = {"": 1.0, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-
-
-@dataclass(frozen=True)
-class PlanRequest:
-    """The words after `megabatch plan` that say what is planned."""
-
-    recipe: str
-    cluster: str
-    workers: str | None = None
-    target: float | None = None
-    study: Path | None = None
-    calibrate: tuple[str, ...] = ()
-    family: str = ""
-    stack: str = ""
-    batches: tuple[str, ...] = ()
-    algorithms: tuple[str, ...] = ()
-    grid: str | None = None
-    bucket_mb: float | None = None
-    objective: str = "time"
-    deadline: str | None = None
-    budget: float | None = None
-    overrides: tuple[str, ...] = ()
-    scale: str | None = None
-    epochs: float | None = None
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A plan, and what it was made of."""
-
-    request: PlanRequest
-    result: PlanResult
-    evidence: Evidence
-    workload: Workload
-
-    def as_data(self) -> dict[str, Any]:
-        """What `--json` prints and `--output` writes."""
-        asked, fit, name = self.request, self.evidence.fit, self.evidence.cluster.name
-        calibration = {"sources": list(self.evidence.sources), "fit": fit_as_data(fit) if fit else None}
-        data = plan_as_data(self.result, name, overrides=asked.overrides, scale=asked.scale, epochs=asked.epochs)
-        return data | {"calibration": calibration}
-
-
-def run(request: PlanRequest) -> Answer:
-    request, sources = _with_study(request)
-    _refuse_mistakes(request)
-    evidence = gather(load_cluster(request.cluster), sources, request.family, request.stack)
-    cluster, layers, words = evidence.cluster, evidence.layers, list(request.overrides)
-    workload = workload_of(request.recipe, words, layers, scale=request.scale, epochs=request.epochs)
-    law = choose_law(request.target, request.study, workload)
-    estimator = Estimator(cluster, workload, law, evidence.fit)
-    counts, batches = cluster.worker_counts(request.workers), [parse_stages(text) for text in request.batches]
-    space = Space(request.algorithms, parse_grid(request.grid) if request.grid else None, request.bucket_mb)
-    return Answer(request, plan(estimator, counts, _goal(request), batches=batches, space=space), evidence, workload)
-
-
-def _with_study(request: PlanRequest) -> tuple[PlanRequest, tuple[str, ...]]:
-    """The request with a study among its calibration sources taken as its study, and the other sources."""
-    tables: dict[str, Path] = {}
-    for text in request.calibrate:
-        path = Path(text)
-        if (path / STUDY_TABLE).is_file():
-            tables[text] = path / STUDY_TABLE
-        elif path.name == STUDY_TABLE:
-            tables[text] = path
-    given = [*tables.values(), *([request.study] if request.study else [])]
-    if len(given) > 1:
-        raise ConfigError(f"{len(given)} studies were given ({', '.join(map(str, given))}); give one")
-    others = tuple(text for text in request.calibrate if text not in tables)
-    return replace(request, study=given[0] if given else None), others
-
-
-def _refuse_mistakes(request: PlanRequest) -> None:
-    """Refuse what can be seen to be wrong before anything is read."""
-    if not request.recipe:
-        raise ConfigError("no recipe given; name one of `megabatch recipes`, or a TOML file, before --cluster")
-    if not request.cluster:
-        raise ConfigError(f"no cluster given; add --cluster with one of {', '.join(cluster_names())}, or a TOML file")
-    for name in request.algorithms:
-        if name not in ALGORITHMS:
-            hint = nearest(name, ALGORITHMS)
-            raise ConfigError(f"all-reduce algorithm '{name}' is unknown; known: {', '.join(ALGORITHMS)}{hint}")
-    typed = [text for text in request.overrides if text.partition("=")[0].strip() == "train.epochs"]
-    typed += [] if request.epochs is None else [f"--epochs {request.epochs:g}"]
-    if typed and (request.target is not None or request.study is not None):
-        twice = f"{typed[0]} was given beside --target or --study, which say how many epochs it takes"
-        raise ConfigError(f"{twice}; leave one of them out")
-
-
-def parse_duration(text: str) -> float:
-    """Read "90", "90s", "10min" or "2h" as seconds."""
-    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([a-z]*)\s*", text.lower(), re.ASCII)
-    if not match or match[2] not in _UNITS:
-        raise ConfigError(f"duration '{text}' cannot be read; write 90s, 10min or 2h")
-    seconds = float(match[1]) * _UNITS[match[2]]
-    if seconds <= 0:
-        raise ConfigError(f"duration '{text}' is not above 0; write 90s, 10min or 2h")
-    return seconds
-
-
-def _goal(request: PlanRequest) -> Goal:
-    if request.objective not in ("time", "cost"):
-        raise ConfigError(f"objective '{request.objective}' is unknown; choose time or cost")
-    if request.budget is not None and not request.budget > 0:
-        raise ConfigError(f"budget {request.budget:g} buys nothing; give an amount above 0")
-    deadline = parse_duration(request.deadline) if request.deadline else math.inf
-    return Goal(request.objective, deadline, request.budget or math.inf)
 
 
 class PlannedStages(BaseModel):

@@ -26,8 +26,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
 from megabatch.errors import ConfigError, DataError, nearest
 
 CERTAINTIES = {"measured": 0.03, "given": 0.10, "quoted": 0.10, "derived": 0.15, "assumed": 0.35, "unknown": 0.60}
@@ -91,7 +89,7 @@ LATENCY = Bounds(1e-12, 3600.0, or_zero=True)
 DURATION = Bounds(1e-9, _CENTURY_SECONDS, or_zero=True)
 CHECKPOINT = Bounds(1e-3, _CENTURY_SECONDS, hint="; leave it out to count 20 s")
 MTBF = Bounds(1.0, 1e4 * _CENTURY_SECONDS)
-"""Seconds between failures of a node: data sheets promise more than a century."""
+"""Seconds between failures of a node: data sheets claim more than a century."""
 STEP = Bounds(1e-9, 1e6)
 """Seconds of one step."""
 COUNT = Bounds(1, 1e9, whole=True)
@@ -179,12 +177,6 @@ def check_text(value: object) -> str:
     if not isinstance(value, str) or not is_plain(value):
         raise ValueError(f"is {shown(value)}; give text on one line, in quotes, without control characters")
     return value
-
-
-def complaint(error: ValidationError) -> tuple[str, str]:
-    """The first complaint of pydantic: the dotted key, and what is wrong with its value."""
-    first = error.errors()[0]
-    return ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
 
 
 def cell_number(text: str, where: str, bounds: Bounds, unit: float = 1.0) -> float:

@@ -54,7 +54,7 @@ _BOUNDS: dict[str, tuple[Bounds, float]] = {
     "img_s": (Bounds(1e-6, 1e15, or_zero=True), 1.0),
     "step_ms": (STEP, 1e-3),
 }
-"""What can be in a column, and its unit; 0 where the public tables mean that it is not told."""
+"""What can be in a column, and its unit; 0 where the public tables do not give it."""
 _CHASSIS = {
     "dgx1": (8, "v100"),
     "dgx2h": (16, "v100"),
@@ -153,12 +153,12 @@ def refuse_contradicting(rows: Sequence[SystemRow], source: str | Path) -> None:
         places = {(row.world_size, row.num_nodes, row.chassis) for row in (less, more)}
         if more.step_seconds < (_CLEARLY_LESS if len(places) == 1 else _MUCH_LESS) * less.step_seconds:
             one, other = sorted((less, more), key=lambda row: row.line)
-            told = " but ".join(
+            both = " but ".join(
                 f"{row.world_size:,} workers take {1e3 * row.step_seconds:g} ms for {row.local_batch:g} images each"
                 for row in (less, more)
             )
             raise DataError(
-                f"'{source}' lines {one.line} and {other.line} contradict each other: {told}; fix or remove one, "
+                f"'{source}' lines {one.line} and {other.line} contradict each other: {both}; fix or remove one, "
                 "or tell their software apart by round or system"
             )
 
@@ -206,11 +206,11 @@ def _read_row(cells: dict[str, str], line: int, where: str) -> tuple[SystemRow |
         raise DataError(f"{where} has no step_ms; give the milliseconds of a step")
     nodes, workers, doubt = _world(cells, system, where)
     if not workers:
-        return None, "the number of workers is not told"
+        return None, "the number of workers is not given"
     total, rate = _number(cells, "gbs", where), _number(cells, "img_s", where)
     local = _number(cells, "local_b", where) or total / workers
     if not local:
-        return None, "neither local_b nor gbs is told"
+        return None, "neither local_b nor gbs is given"
     if local < 1:
         raise DataError(f"{where}: gbs {total:g} on {workers} workers is less than an image each; fix gbs or N")
     if total and abs(local * workers / total - 1) > 0.02:

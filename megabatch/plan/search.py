@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from megabatch.comm.phases import ALGORITHMS
-from megabatch.comm.shape import GridShape, near_square
+from megabatch.comm.shape import GridShape
 from megabatch.errors import ConfigError, MegabatchError
 from megabatch.plan.cluster import Cluster
 from megabatch.plan.convergence import ConvergenceLaw
@@ -96,7 +96,7 @@ class _Search:
         self.left_out: dict[str, str] = {}
 
     def run(self, at: Estimator, workers: int, what: str) -> list[Candidate]:
-        """Estimate the best candidates: one that cannot be told leaves the others."""
+        """Estimate the best candidates: one that cannot be estimated does not stop the others."""
         try:
             at.cluster.check_holds(workers)
             best, tried = best_candidates(at, workers, self.space)
@@ -281,7 +281,8 @@ def _shapes_for(cluster: Cluster, algorithm: str, workers: int) -> list[GridShap
     if cluster.calibration is not None:
         return [cluster.calibration.shape]
     if algorithm in FLAT_ALGORITHMS:
-        return [near_square(workers) if workers <= _MANY_WORKERS else GridShape((1, workers))]
+        row = min(cluster.workers_per_node, workers)  # as the run itself would lay them out: a row is a host
+        return [GridShape((workers // row, row)) if workers % row == 0 else GridShape((1, workers))]
     return grids_of(workers)
 
 

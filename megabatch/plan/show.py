@@ -6,8 +6,6 @@ the same three for front_parts, the parts of a step. Both are figures of the rep
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -23,12 +21,14 @@ from megabatch.plan.calibrate import Evidence
 from megabatch.plan.cluster import Cluster
 from megabatch.plan.estimate import Estimate
 from megabatch.plan.fit import PARAMETERS, StepFit
+from megabatch.plan.memory import device_bytes_of
 from megabatch.plan.quantity import Interval
 from megabatch.plan.search import FLAT_ALGORITHMS, PlanResult
 from megabatch.plan.validate import RowResult, Validation
 from megabatch.plan.workload import Workload
 from megabatch.report.figure import Axis, Figure, Series, write_figures
 from megabatch.report.plan_compare import PlanComparison
+from megabatch.text import csv_text
 
 _SHOWN = 12
 _BAR = 30
@@ -41,7 +41,9 @@ _RULES = {
 }
 
 
-def print_plan(result: PlanResult, evidence: Evidence, workload: Workload, console: Console | None = None) -> None:
+def print_plan(
+    result: PlanResult, evidence: Evidence, workload: Workload, console: Console | None = None, epochs_from: str = ""
+) -> None:
     """The candidates, the choice, its parts, what binds it, what would help, and what to be wary of."""
     out = console or _terminal()
     chosen, cluster = result.chosen, evidence.cluster
@@ -62,6 +64,10 @@ def print_plan(result: PlanResult, evidence: Evidence, workload: Workload, conso
     out.print(f"\n[bold]Choice[/bold] ({result.reason})")
     out.print(f"  {workers}, {way.algorithm}, {grid}buckets {_bucket(chosen)}")
     out.print(f"  global batch {chosen.batch}; ghost batch {chosen.step_time.ghost_batch_size}")
+    if workload.memory is not None:
+        ghost = chosen.step_time.ghost_batch_size
+        memory = workload.memory.of_ghost(workload.ghost_batch_size, ghost)
+        _print_note(out, "memory", "; ".join(memory.lines(ghost, device_bytes_of(cluster.accelerator))))
     _print_facts(out, chosen)
     out.print(f"\n[bold]One step[/bold], {duration(chosen.step.middle)}")
     _print_bars(out, chosen.step_time.parts, chosen.step.middle)
@@ -71,6 +77,8 @@ def print_plan(result: PlanResult, evidence: Evidence, workload: Workload, conso
     out.print("Of the total time would save")
     for one in [one for one in result.sensitivity if one.gain >= 0.005][:4]:
         out.print(f"  {one.gain:>4.0%}  {one.what}")
+    if epochs_from:
+        _print_note(out, "epochs", f"from {epochs_from}")
     _print_reservations(out, result, evidence, workload)
 
 
@@ -312,15 +320,13 @@ def _scale(values: Sequence[float]) -> Literal["log", "linear"]:
 
 def _csv(result: PlanResult) -> str:
     """Every candidate with all its numbers."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     head = ("workers", "algorithm", "grid", "bucket_mb", "batch", "step_seconds", "training_seconds", "training_low")
-    writer.writerow([*head, "training_high", "node_hours", "cost", "front", "chosen"])
+    rows: list[Sequence[object]] = [(*head, "training_high", "node_hours", "cost", "front", "chosen")]
     for one in result.candidates:
         way = one.candidate
         numbers = (one.step.middle, one.training.middle, one.training.low, one.training.high, one.node_hours.middle)
         cost = f"{one.cost.middle:.6g}" if one.cost else ""
         marks = (int(one in result.front), int(one is result.chosen))
         row = (way.workers, way.algorithm, way.grid.text, way.bucket_mb, one.batch, *(f"{x:.6g}" for x in numbers))
-        writer.writerow([*row, cost, *marks])
-    return text.getvalue()
+        rows.append((*row, cost, *marks))
+    return csv_text(rows)

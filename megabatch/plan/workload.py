@@ -25,11 +25,11 @@ from pathlib import Path
 
 from megabatch.config import Config
 from megabatch.errors import ConfigError, nearest
+from megabatch.plan.memory import LAYERS_FILE, Memory, estimate
 from megabatch.recipes import load_config
 from megabatch.schedule.batch import BatchStages, check_whole_ghosts, count_steps, parse_stages
 
 IMAGENET_TRAIN, IMAGENET_VAL = 1_281_167, 50_000
-_LAYERS = Path(__file__).parent / "data" / "layers.csv"
 _GRADIENT_BYTES = 4
 """Of one parameter as it is computed, and as DDP counts buckets."""
 _KNOWN_SETS = {"fashion-mnist": (60_000, 10_000), "cifar10": (50_000, 10_000), "imagenette": (9_469, 3_925)}
@@ -88,6 +88,7 @@ class Workload:
     max_steps: int = 0
     fixed_stages: bool = False
     notes: tuple[str, ...] = ()
+    memory: Memory | None = None  # of a worker, for the recipe's ghost batch; None: not known
 
     @property
     def gradient_bytes(self) -> int:
@@ -142,7 +143,7 @@ class Workload:
 @cache
 def model_layers(model: str) -> tuple[tuple[Layer, ...], float]:
     """The layers of a stored network and its multiply-adds per image; `ConfigError` when it is not stored."""
-    with open(_LAYERS, encoding="utf-8", newline="") as file:
+    with open(LAYERS_FILE, encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     known = sorted({row["model"] for row in rows})
     if model not in known:
@@ -185,7 +186,9 @@ def fitting_ghost(workload: Workload, workers: int, pass_seconds: Callable[[floa
         ConfigError: a batch that is not made of whole ghosts, or too small for the workers.
     """
     totals = workload.global_batch_sizes
-    check_whole_ghosts(BatchStages(tuple(float(i) for i in range(len(totals))), totals), workload.ghost_batch_size)
+    check_whole_ghosts(
+        BatchStages(tuple(float(i) for i in range(len(totals))), totals), workload.ghost_batch_size, "train."
+    )
     if totals[0] // workload.ghost_batch_size >= workers:
         return workload.ghost_batch_size
     if totals[0] / workers < _LEAST_GHOST:
@@ -244,6 +247,7 @@ def workload_from_config(config: Config, name: str, layers: tuple[Layer, ...] | 
         image_size=config.data.image_size,
         max_steps=config.train.max_steps,
         notes=(note,) if adaptive else (),
+        memory=estimate(config),
     )
 
 

@@ -22,7 +22,7 @@ from pydantic import Field, ValidationError
 
 from megabatch.config import Config
 from megabatch.config.section import PositiveInt, Section
-from megabatch.errors import ConfigError, nearest
+from megabatch.errors import ConfigError, complaint, nearest
 from megabatch.files import parse_toml, read_text
 from megabatch.recipes.validate import apply_override, validate
 from megabatch.schedule.batch import MAX_EPOCHS, BatchStages, count_steps, parse_stages
@@ -70,9 +70,8 @@ def read_profile(name: str, overrides: list[str] | None = None) -> Profile:
                 apply_override(table, override)
         return Profile.model_validate(table)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"scale '{name}' is no profile: '{where}': {first['msg'].lower()}") from None
+        where, reason = complaint(error)
+        raise ConfigError(f"scale '{name}' is no profile: '{where}': {reason}") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"scale '{name}' cannot be read: {error}; it must be a TOML file") from None
 
@@ -102,8 +101,13 @@ def at_scale(config: Config, profile: Profile) -> Config:
     table["data"] = dict(profile.data)
     for section in ("model", "train", "comm"):
         table[section] |= getattr(profile, section)
-    told = f"not known: a published recipe scaled to {profile.name}"
-    table["reference"] |= {"images": profile.training_images, "hardware": "any", "time": told, "accuracy": told}
+    not_known = f"not known: a published recipe scaled to {profile.name}"
+    table["reference"] |= {
+        "images": profile.training_images,
+        "hardware": "any",
+        "time": not_known,
+        "accuracy": not_known,
+    }
     table["reference"].pop("workers", None)
     return validate(table, source=f"the recipe at scale '{profile.name}'")
 

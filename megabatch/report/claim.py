@@ -11,9 +11,9 @@ from itertools import islice
 from typing import Any
 
 from megabatch.files import flatten
-from megabatch.report.figure import count_text, percent_text, seconds_text
 from megabatch.report.run import Run, setting
 from megabatch.report.untrusted import items, number, table, text
+from megabatch.text import count_text, percent_text, seconds_text
 
 MAX_SETTINGS = 2_000
 MAX_DEPTH = 8

@@ -9,20 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from megabatch.report.figure import (
-    Axis,
-    Constant,
-    Figure,
-    Mark,
-    Missing,
-    Series,
-    count_text,
-    percent_text,
-    run_color,
-)
+from megabatch.report.figure import Axis, Constant, Figure, Mark, Missing, Series, run_color
 from megabatch.report.metrics import LEFT_OUT_STEPS, NUM_BUCKETS, Point
 from megabatch.report.run import Run, setting
 from megabatch.report.untrusted import items, number, table, text
+from megabatch.text import count_text, percent_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +72,8 @@ def loss(runs: Sequence[Run]) -> Figure | Missing:
             f" Training compares with smoothed labels (label smoothing {smoothing:g}), validation with plain ones. So "
             "the training loss cannot reach zero, and it may lie above the validation loss with nothing wrong."
         )
+    if any(number(setting(runs[0], f"data.augment.{name}")) for name in ("mixup", "cutmix")):
+        how += " Training images are mixtures of two, with the labels of both, which are harder than validation images."
     curves = (_Curve("loss", "training", "train", is_noisy=True), _Curve("val_loss", "validation", "validation"))
     return _of_run(runs[0], "loss", title, how, curves, y)
 
@@ -121,8 +114,8 @@ def _setting(
     title = f"{name} by epoch"
     flat = [(run.name, said) for run in runs if (said := _flat(run.metrics.points(curve.column)))]
     if len(flat) == len(runs):
-        told = {said for _, said in flat}
-        text = told.pop() if len(told) == 1 else "; ".join(f"{run} {said}" for run, said in flat)
+        sentences = {said for _, said in flat}
+        text = sentences.pop() if len(sentences) == 1 else "; ".join(f"{run} {said}" for run, said in flat)
         return Constant(key, name, text)
     y = Axis(axis, from_zero=True)
     if len(runs) > 1:

@@ -11,16 +11,17 @@ and dark.
 
 from __future__ import annotations
 
-import csv
 import io
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 from megabatch.errors import ConfigError
 from megabatch.files import write_atomically
+from megabatch.text import bytes_text, csv_text
 
 Tag = Literal["measured", "simulated", "quoted", "ideal"]
 Mark = Literal["line", "steps", "points", "bars"]
@@ -146,43 +147,6 @@ class Constant:
     text: str
 
 
-def seconds_text(seconds: float) -> str:
-    """ "38 us", "12.4 ms", "8.30 s", "2 min 25 s", "3 h 04 min"."""
-    if seconds < 0:
-        return f"-{seconds_text(-seconds)}"
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.3g} us"
-    if seconds < 1:
-        return f"{seconds * 1e3:.3g} ms"
-    if seconds < 60:
-        return f"{seconds:.3g} s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    if whole < 48 * 3600:
-        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-    return f"{seconds / 86400:.3g} days"
-
-
-def bytes_text(count: float) -> str:
-    """ "512 B", "1.0 KiB", "25.6 MiB": powers of two."""
-    size, units = count, ["B", "KiB", "MiB", "GiB", "TiB"]
-    while abs(size) >= 1024 and len(units) > 1:
-        size /= 1024
-        units.pop(0)
-    return f"{size:.0f} B" if units[0] == "B" else f"{size:.3g} {units[0]}"
-
-
-def count_text(value: float) -> str:
-    """ "3,315", "0.25"."""
-    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
-
-
-def percent_text(part: float) -> str:
-    """ "91.17 %"."""
-    return f"{100 * part:.2f} %"
-
-
 def figure_as_data(figure: Figure) -> dict[str, Any]:
     """The figure for the page's JSON; its caption is in the page itself."""
     return {name: value for name, value in asdict(figure).items() if name != "caption"}
@@ -198,11 +162,9 @@ def csv_rows(figure: Figure) -> list[list[str]]:
     return rows
 
 
-def csv_text(figure: Figure) -> str:
+def figure_csv(figure: Figure) -> str:
     """The CSV behind a figure. A cell that a spreadsheet would take for a formula gets a quote in front."""
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([[_harmless(cell) for cell in row] for row in csv_rows(figure)])
-    return out.getvalue()
+    return csv_text([_harmless(cell) for cell in row] for row in csv_rows(figure))
 
 
 def _harmless(cell: str) -> str:
@@ -229,12 +191,31 @@ _STYLE: Any = {
 }
 
 
+def has_matplotlib() -> bool:
+    """Whether figures can be drawn into files here."""
+    return find_spec("matplotlib") is not None
+
+
+def drawing_files(drawing: Any) -> dict[str, bytes]:
+    """The contents of the SVG and the PNG of a matplotlib figure: bytes that depend on the drawing alone."""
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    contents = {}
+    with mpl.rc_context(_STYLE):
+        for suffix, canvas in (("svg", FigureCanvasSVG), ("png", FigureCanvasAgg)):
+            out = io.BytesIO()
+            metadata = {"Date": None, "Creator": None} if suffix == "svg" else {"Software": None}
+            canvas(drawing).print_figure(out, format=suffix, dpi=160, metadata=metadata)
+            contents[suffix] = out.getvalue()
+    return contents
+
+
 def write_figures(figures: Iterable[Figure], folder: Path) -> list[Path]:
     """Write KEY.svg, KEY.png and KEY.csv of every figure; returns the files."""
     try:
         import matplotlib as mpl
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.backends.backend_svg import FigureCanvasSVG
         from matplotlib.figure import Figure as Drawing
     except ImportError:
         raise ConfigError(
@@ -247,15 +228,11 @@ def write_figures(figures: Iterable[Figure], folder: Path) -> list[Path]:
         raise ConfigError(f"--figures '{folder}' cannot be made: {error.strerror}; give another folder") from None
     written = []
     for figure in figures:
-        contents = {"csv": csv_text(figure).encode()}
+        contents = {"csv": figure_csv(figure).encode()}
         with mpl.rc_context(_STYLE):
             drawing = Drawing(figsize=(7.2, 4.4), layout="constrained")
             _draw(drawing.add_subplot(), figure)
-            for suffix, canvas in (("svg", FigureCanvasSVG), ("png", FigureCanvasAgg)):
-                out = io.BytesIO()
-                metadata = {"Date": None, "Creator": None} if suffix == "svg" else {"Software": None}
-                canvas(drawing).print_figure(out, format=suffix, dpi=160, metadata=metadata)
-                contents[suffix] = out.getvalue()
+        contents |= drawing_files(drawing)
         for suffix, content in contents.items():
             written.append(folder / f"{figure.key}.{suffix}")
             write_atomically(written[-1], content)

@@ -51,7 +51,7 @@ class LiveServer(ThreadingHTTPServer):
         self._stamp: list[tuple[int, int]] = []
         self._runs: list[Run] = []
         self._page: Page | None = None
-        self.current()  # a folder that is no run is told before anything is served
+        self.current()  # a folder that is no run is refused before anything is served
         try:
             super().__init__(("127.0.0.1", port), _Handler)
         except OSError as error:
@@ -81,7 +81,7 @@ class LiveServer(ThreadingHTTPServer):
     def answer(self, path: str) -> tuple[int, str, bytes]:
         """Status, content type and body for a path."""
         parts = urlsplit(path)
-        if parts.path not in ("/", "/update"):
+        if parts.path not in ("/", "/latest"):
             return 404, "text/plain; charset=utf-8", b"not here\n"
         page, runs = self.current()
         if parts.path == "/":

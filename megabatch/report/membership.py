@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from megabatch.report.figure import Axis, Figure, Missing, Series, seconds_text
+from megabatch.report.figure import Axis, Figure, Missing, Series
 from megabatch.report.run import Run
 from megabatch.report.untrusted import items, number, text, whole
+from megabatch.text import seconds_text
 
 MAX_NAMES = 16
 _LATEST_TIME = 253_402_300_799  # the last second of the year 9999

@@ -28,9 +28,10 @@ from megabatch.comm.price import all_reduce_seconds, phase_seconds
 from megabatch.comm.shape import GridShape
 from megabatch.errors import ConfigError, DataError
 from megabatch.files import UnreadableError
-from megabatch.report.figure import ALGORITHM_COLORS, Axis, Figure, Missing, Series, algorithm_color, bytes_text
+from megabatch.report.figure import ALGORITHM_COLORS, Axis, Figure, Missing, Series, algorithm_color
 from megabatch.report.run import Run
 from megabatch.report.untrusted import items, number, read_table, table, text, whole
+from megabatch.text import bytes_text
 
 TITLE = "All-reduce time by message size"
 _NEEDED = "give a file of `megabatch bench allreduce --output`"

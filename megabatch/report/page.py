@@ -23,6 +23,7 @@ from megabatch.errors import ConfigError
 from megabatch.files import write_atomically
 from megabatch.report import curves, sections, speed
 from megabatch.report.claim import headline, status
+from megabatch.report.classes import classes_section
 from megabatch.report.figure import COLORS, Constant, Figure, Missing, figure_as_data, write_figures
 from megabatch.report.membership import membership
 from megabatch.report.network import NetworkTimes, all_reduce, network_times, torus_as_data
@@ -94,8 +95,11 @@ def build_page(runs: Sequence[Run], times: NetworkTimes | None = None, *, live: 
         "claim": sections.claim_section(runs),
         "conditions": sections.conditions_section(runs),
         "figures": sections.figures_section(figures, missing, torus, constant),
+        "classes": classes_section(runs),
         "repeat": sections.repeat_section(runs),
     }
+    if not parts["classes"]:
+        del parts["classes"]
     return page_of(headline(runs), parts, figures, torus, live=live)
 
 

@@ -15,10 +15,11 @@ from typing import Any
 
 from megabatch.errors import DataError
 from megabatch.files import parse_toml
-from megabatch.report.figure import Axis, Figure, Missing, Series, count_text, percent_text, seconds_text
+from megabatch.report.figure import Axis, Figure, Missing, Series
 from megabatch.report.metrics import LEFT_OUT_STEPS, Column, iterate_rows
 from megabatch.report.run import Run, setting
 from megabatch.report.untrusted import items, number, table, text
+from megabatch.text import count_text, percent_text, seconds_text
 
 _PER_STEP = (
     ("step", "step_seconds", "step_seconds"),

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from megabatch.report.figure import Axis, Figure, Missing, Series, algorithm_color, percent_text, seconds_text
+from megabatch.report.figure import Axis, Figure, Missing, Series, algorithm_color
 from megabatch.report.metrics import LEFT_OUT_STEPS, Quantiles
 from megabatch.report.run import Run
 from megabatch.report.untrusted import items, number, table, text, whole
+from megabatch.text import percent_text, seconds_text
 
 PARTS = (
     ("data_seconds", "waiting for data", "data"),

@@ -96,8 +96,8 @@ def parse_stages(text: int | str) -> BatchStages:
     return BatchStages(epochs, totals)
 
 
-def check_whole_ghosts(stages: BatchStages, ghost_batch_size: int) -> None:
-    """Refuse a stage that is not made of whole ghost batches.
+def check_whole_ghosts(stages: BatchStages, ghost_batch_size: int, section: str = "") -> None:
+    """Refuse a stage that is not made of whole ghost batches; `section`: of the recipe that says so, with its point.
 
     Raises:
         ConfigError: naming the batch and the nearest ones that fit.
@@ -106,8 +106,8 @@ def check_whole_ghosts(stages: BatchStages, ghost_batch_size: int) -> None:
         if total % ghost_batch_size:
             lower = total // ghost_batch_size * ghost_batch_size or ghost_batch_size
             raise ConfigError(
-                f"train.global_batch_size {total} is not a multiple of train.ghost_batch_size {ghost_batch_size}; "
-                f"nearest that fit: {lower}, {lower + ghost_batch_size}"
+                f"{section}global_batch_size {total} is not a multiple of {section}ghost_batch_size "
+                f"{ghost_batch_size}; nearest that fit: {lower}, {lower + ghost_batch_size}"
             )
 
 
@@ -141,18 +141,32 @@ class Step:
         """The number of this rank's first ghost batch among those of the step."""
         return shard_range(self.num_ghosts, self.world_size, self.rank).start
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the step has no ghost batch for this rank, which then goes along with one that does not count."""
+        return not shard_range(self.num_ghosts, self.world_size, self.rank)
+
     @cached_property
     def ghosts(self) -> tuple[range, ...]:
-        """This rank's ghost batches, as positions of the stream."""
+        """This rank's ghost batches, as positions of the stream; never empty.
+
+        Every rank must make a synchronised backward pass. An idle one makes it with the step's first ghost batch, and
+        its `loss_weight` is 0.
+        """
         size = self.ghost_batch_size
-        mine = shard_range(self.num_ghosts, self.world_size, self.rank)
+        mine = shard_range(self.num_ghosts, self.world_size, self.rank) or range(1)
         starts = [self.start_samples + ghost * size for ghost in mine]
         return tuple(range(start, start + size) for start in starts)
 
     @property
     def loss_weight(self) -> float:
         """Times a ghost batch's summed loss: DDP's average over ranks then is the mean over the step's images."""
-        return self.world_size / self.num_samples
+        return 0.0 if self.is_idle else self.world_size / self.num_samples
+
+    @property
+    def ghost_weight(self) -> float:
+        """The share of one ghost batch of this rank in the step's gradient."""
+        return 0.0 if self.is_idle else self.ghost_batch_size / self.num_samples
 
     def keep_noise(self, lr: float, momentum: float) -> tuple[float, float]:
         """The lr and momentum of this step, by the chosen rule."""

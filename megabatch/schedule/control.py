@@ -12,8 +12,9 @@
         ...                                                 # control.state_dict() here counts this step as done
 
 Every rank asks for itself and all get the same steps. Images are counted, not batches, so the batch may change in
-the middle of an epoch and a resumed loop goes on inside any stage. `ghosts` is empty on a rank for which a step has
-no ghost batch: such a rank must still make one synchronised backward pass, of weight zero.
+the middle of an epoch and a resumed loop goes on inside any stage. A rank for which a step has no ghost batch of its
+own is idle (`step.is_idle`): `ghosts` holds one batch of another rank and `loss_weight` is zero, so that the loop above
+makes the synchronised pass that the others wait for.
 
 The batch may also follow a measurement: give an `AdaptiveBatch` instead of stages, and tell it about every step with
 `observe`. `megabatch train` takes its steps from here too.

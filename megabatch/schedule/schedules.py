@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from pydantic import ValidationError
 
-from megabatch.errors import ConfigError
+from megabatch.errors import ConfigError, complaint
 from megabatch.schedule.pieces import Piece, value_at
 
 __all__ = ["Piece", "constant", "cosine", "cycle", "linear_warmup", "polynomial", "slow_start", "steps", "value_at"]
@@ -109,5 +109,4 @@ def _piece(**fields: object) -> Piece:
         return Piece.model_validate(fields)
     except ValidationError as error:
         given = ", ".join(f"{name} {value}" for name, value in fields.items() if value is not None)
-        reason = error.errors()[0]["msg"]
-        raise ConfigError(f"a schedule with {given} cannot be used: {reason[0].lower()}{reason[1:]}") from None
+        raise ConfigError(f"a schedule with {given} cannot be used: {complaint(error)[1]}") from None

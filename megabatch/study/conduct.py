@@ -7,20 +7,23 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from megabatch.errors import ConfigError
+from megabatch.errors import ConfigError, TrainingError
 from megabatch.files import write_atomically, write_json
 from megabatch.plan.convergence import ConvergenceLaw
-from megabatch.study.figure import draw_arms, draw_batch_sizes, draw_targets, has_matplotlib, save
-from megabatch.study.plan import Study, StudyRun, from_file, from_grid, is_study_file, slug
-from megabatch.study.results import ArmResult, arm_rows, collect, csv_text, left_out, markdown_table, statements
-from megabatch.study.run import Outcome, evaluate_ensembles, free_cores, is_finished, run_all
+from megabatch.report.figure import has_matplotlib
+from megabatch.study.figure import draw_arms, draw_batch_sizes, draw_targets, save
+from megabatch.study.plan import Arm, Study, StudyRun, from_file, from_grid, is_study_file, slug
+from megabatch.study.results import ArmResult, arm_rows, arms_table, collect, left_out, statements
+from megabatch.study.run import Outcome, evaluate_ensembles, free_cores, has_result, run_all
 from megabatch.study.targets import TARGETS_FILE, Arrival, BatchPoint, arrivals_of, laws_of, points_of, target_lines
+from megabatch.text import csv_of_tables
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,8 @@ class StudyRequest:
     output: Path | None = None
     collect_only: bool = False
     as_json: bool = False
+    scale: str = ""
+    only: str = ""
 
 
 def plan_of(request: StudyRequest) -> Study:
@@ -45,43 +50,81 @@ def plan_of(request: StudyRequest) -> Study:
                 f"'{request.target}' is a study file with its own arms; --vary, --seeds and --baseline go with a "
                 "recipe: leave them out, or change the file"
             )
-        return from_file(Path(request.target), request.overrides)
+        return from_file(Path(request.target), request.overrides, request.scale)
+    if request.scale:
+        raise ConfigError("--scale of a study goes with a study file; scale a recipe by --set, or write a study file")
     return from_grid(request.target, request.vary, request.seeds or 3, request.overrides, request.baseline)
 
 
-def conduct(
-    request: StudyRequest, tune_arms: Callable[[Study, Path, StudyRequest, Callable[[str], None]], Study] | None = None
-) -> int:
+TuneArm = Callable[[Study, Arm, Path, StudyRequest, Callable[[str], None]], Arm]
+
+
+def conduct(request: StudyRequest, tune_arm: TuneArm | None = None) -> int:
     """Run, collect and tell; 0 when every run is finished, 1 when some failed, 130 when the study was stopped.
 
-    tune_arms: gives the study with tuned arms, for a file that asks for it (`megabatch.tune.arms`).
+    tune_arm: gives the tuned arm, for a file that asks for it (`megabatch.tune.arms`). Arms are then tuned and run one
+    after the other, so that a study that is stopped has whole arms; one whose search fails holds up no other.
     """
     study = plan_of(request)
+    chosen = [arm.name for arm in study.arms if fnmatchcase(arm.name, request.only or "*")]
+    if not chosen:
+        names = ", ".join(arm.name for arm in study.arms)
+        raise ConfigError(f"--only '{request.only}' fits no arm; arms: {names}")
     output = (request.output or Path("runs") / f"study-{slug(Path(request.target).stem)}").absolute()
     console = Console(stderr=request.as_json, highlight=False, soft_wrap=True)
-    if study.tune is not None and tune_arms is not None:
-        study = tune_arms(study, output, request, lambda line: console.print(line, markup=False))
-    runs = study.runs()
+    if request.collect_only:
+        if tune_arm is not None:
+            for arm in study.arms:
+                study = study.with_arm(tune_arm(study, arm, output, request, print))
+        _write_and_tell(study, output, request, console, study.runs())
+        return 0
     outcomes: list[Outcome] = []
-    if not request.collect_only:
-        missing = [run for run in runs if not is_finished(output / run.key, run)]
-        num_jobs = min(request.num_jobs or free_cores(), max(1, len(missing)))
-        console.print(
-            f"{study.title}: {len(study.arms)} arms, {len(runs)} runs, {len(runs) - len(missing)} already finished, "
-            f"{num_jobs} at a time, in {output}",
-            markup=False,
-        )
-        with _progress(console, len(missing), output) as tell:
-            outcomes = run_all(runs, output, num_jobs, tell)
-    _write_and_tell(study, output, request, console, runs)
+    problems: list[str] = []
+    left = 0
+    if study.tune is None or tune_arm is None:
+        own = [run for run in study.runs() if run.arm in chosen]
+        outcomes, left = _run(study.title, own, output, request, console)
+    else:
+        for arm in study.arms:
+            try:
+                collecting = replace(request, collect_only=arm.name not in chosen)
+                tuned = tune_arm(study, arm, output, collecting, lambda line: console.print(line, markup=False))
+            except TrainingError as error:
+                problems.append(str(error))
+                continue
+            study = study.with_arm(tuned)
+            if arm.name not in chosen:
+                continue
+            own = [run for run in study.runs() if run.arm == arm.name]
+            ended, left = _run(arm.name, own, output, request, console)
+            outcomes += ended
+            if left:
+                break
+    _write_and_tell(study, output, request, console, study.runs())
     failed = [outcome for outcome in outcomes if outcome.state == "failed"]
-    for outcome in failed:
-        print(f"failed: {outcome.run.arm}, seed {outcome.run.seed}: {outcome.reason}", file=sys.stderr)
-    left = sum(not is_finished(output / run.key, run) for run in runs) - len(failed)
-    if left and not request.collect_only:
-        print(f"stopped with {left} runs to go; the same command goes on with them", file=sys.stderr)
+    problems += [f"{outcome.run.arm}, seed {outcome.run.seed}: {outcome.reason}" for outcome in failed]
+    for problem in problems:
+        print(f"failed: {problem}", file=sys.stderr)
+    if left:
+        print("stopped with runs to go; the same command goes on with them", file=sys.stderr)
         return 130
-    return 1 if failed else 0
+    return 1 if problems else 0
+
+
+def _run(
+    title: str, runs: Sequence[StudyRun], output: Path, request: StudyRequest, console: Console
+) -> tuple[list[Outcome], int]:
+    """Run what is missing; how each ended, and how many are left because the study was stopped."""
+    missing = [run for run in runs if not has_result(output / run.key, run)]
+    num_jobs = min(request.num_jobs or free_cores(), max(1, len(missing)))
+    console.print(
+        f"{title}: {len(runs)} runs, {len(runs) - len(missing)} already finished, {num_jobs} at a time, in {output}",
+        markup=False,
+    )
+    with _progress(console, len(missing), output) as tell:
+        outcomes = run_all(runs, output, num_jobs, tell)
+    ended = {outcome.run.key for outcome in outcomes if outcome.state != "stopped"}
+    return outcomes, sum(run.key not in ended for run in missing)
 
 
 def _write_and_tell(
@@ -93,10 +136,10 @@ def _write_and_tell(
         console.print("no run has finished yet: nothing to show")
         return
     rows = arm_rows(results, study.margin_points)
-    table = markdown_table(results, study.margin_points)
-    said = [*statements(results, study.margin_points), *left_out(study, results)]
-    write_atomically(output / "runs.csv", csv_text([run for result in results for run in result.runs]))
-    write_atomically(output / "arms.csv", csv_text(rows))
+    table = arms_table(results, study.margin_points)
+    said = [*statements(results, study.margin_points, study.paired), *left_out(study, results)]
+    write_atomically(output / "runs.csv", csv_of_tables([asdict(run) for result in results for run in result.runs]))
+    write_atomically(output / "arms.csv", csv_of_tables(rows))
     told_targets, arrivals, points, laws = _targets(study, output, results)
     write_atomically(
         output / "table.md", f"# {study.title}\n\n{table}\n" + "\n".join([*said, "", *told_targets]).rstrip() + "\n"
@@ -133,7 +176,7 @@ def _targets(
     arrivals = arrivals_of(results, folders, study.target_percent)
     if not arrivals:
         return ["No arm has one batch from beginning to end: nothing is said about the target."], [], [], {}
-    write_atomically(output / TARGETS_FILE, csv_text([asdict(arrival) for arrival in arrivals]))
+    write_atomically(output / TARGETS_FILE, csv_of_tables([asdict(arrival) for arrival in arrivals]))
     points = points_of(arrivals)
     laws = laws_of(points)
     return target_lines(points, laws, study.target_percent), arrivals, points, laws

@@ -1,17 +1,18 @@
 """The figures of a study: every arm with every seed's point, and accuracy by batch size. Same results, same SVG.
 
-matplotlib is loaded only here and only when a figure is drawn; it comes with `pip install megabatch[figures]`.
+matplotlib is loaded only when a figure is drawn; it comes with `pip install megabatch[figures]`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from megabatch.files import write_atomically
 from megabatch.plan.convergence import ConvergenceLaw
+from megabatch.report.figure import RUN_COLORS, drawing_files
 from megabatch.study.results import ArmResult
 from megabatch.study.targets import BatchPoint
 
@@ -19,14 +20,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COLORS = ("#2457a6", "#c44e52", "#2f8f5b", "#8c5fb5", "#c98a1b", "#4c9db0", "#7a7a7a", "#a8577e")
+_COLORS = tuple(light for light, _ in RUN_COLORS)
 _LOST_POINTS = 6.0  # arms this far below the best would squeeze all others together: they are drawn at the edge
 _MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
-
-
-def has_matplotlib() -> bool:
-    """Whether figures can be drawn here."""
-    return find_spec("matplotlib") is not None
 
 
 def draw_arms(results: Sequence[ArmResult], title: str, margin_points: float) -> Figure:
@@ -90,7 +86,10 @@ def draw_batch_sizes(results: Sequence[ArmResult], title: str, num_train: int | 
             if member.spread.mean < edge:
                 note = f"{member.spread.mean:.1f} %,\noff the scale"
                 axes.annotate(note, (position, edge), (-8, 2), textcoords="offset points", ha="right", size=8)
-        stds = [0.0 if math.isnan(member.spread.std) else member.spread.std for member in members]
+        stds = [
+            member.spread.std if member.spread.mean >= edge and math.isfinite(member.spread.std) else 0.0
+            for member in members
+        ]
         axes.errorbar(x, means, yerr=stds, color=color, marker=mark, markersize=6, capsize=3, label=group, zorder=3)
         for position, member in zip(x, members, strict=True):
             points = [max(run.percent, edge) for run in member.runs]
@@ -125,10 +124,10 @@ def draw_targets(
         if own and law is not None and not isinstance(law, str):
             images_an_epoch = own[0].images / own[0].epochs
             fitted = [law.at(batch).epochs * images_an_epoch / batch for batch in batches]
-            told = (
+            law_text = (
                 f"critical batch {law.critical_batch:,.0f}" if math.isfinite(law.critical_batch) else "perfect scaling"
             )
-            axes.plot(batches, fitted, "-", color=color, label=f"law, {told}")
+            axes.plot(batches, fitted, "-", color=color, label=f"law, {law_text}")
             if batches[0] <= law.critical_batch <= batches[-1]:
                 axes.axvline(law.critical_batch, color=color, linewidth=0.8, linestyle="--")
     axes.set_xscale("log", base=2)
@@ -146,22 +145,18 @@ def draw_targets(
 
 def save(figure: Figure, path: Path) -> list[Path]:
     """Write the figure as SVG and PNG beside each other; SVG bytes depend on nothing but the results."""
-    import matplotlib
-
-    paths = [path.with_suffix(".svg"), path.with_suffix(".png")]
-    with matplotlib.rc_context({"svg.hashsalt": "megabatch", "svg.fonttype": "none"}):
-        figure.savefig(paths[0], metadata={"Date": None, "Creator": None})
-    figure.savefig(paths[1], dpi=150, metadata={"Software": None})
+    paths = []
+    for suffix, content in drawing_files(figure).items():
+        paths.append(path.with_suffix(f".{suffix}"))
+        write_atomically(paths[-1], content)
     return paths
 
 
 def _new(width: float, height: float) -> tuple[Figure, Axes]:
-    # A Figure of its own canvas: no global state of pyplot, no window system.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    # No global state of pyplot, no window system.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
     axes: Any = figure.add_subplot()
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)

@@ -8,7 +8,8 @@ A study is a file:
     epochs = 30                        # shortens or stretches all schedules, as `train --epochs` does
     seeds = 3                          # 0, 1, 2; an arm may have more or fewer
     baseline = "small batch"           # what arms are compared with
-    margin_points = 0.5                # how far apart still counts as equal, in points of the metric
+    margin_points = 0.5                # how far apart still counts as equal, in points of the metric; an arm may differ
+    paired = true                      # compare seed with seed: arms with one seed share first weights and data order
     target_percent = 84.0              # also tell steps, images and seconds until top-1 first reaches it
     set = ["train.epochs=4"]           # changes of all arms
 
@@ -21,10 +22,22 @@ A study is a file:
     like = "small batch"               # that arm's recipe and changes first
     set = ["train.global_batch_size=1024"]
     against = "small batch"            # instead of the baseline
+    expect = "worse"                   # or "better": its p is one-sided
 
     [tune]                             # before its seeds run, every arm is tuned with the same effort
     trials = 24
     search = ["optimizer.lr_factor=0.1:10:log"]    # what `megabatch tune --search` takes; by default what is left open
+
+    [[arm]]
+    name = "other ranges"
+    search = ["optimizer.lr_factor"]   # instead of the study's
+    [[arm]]
+    name = "as it is"
+    tune = false                       # no search for this one
+    [[arm]]
+    name = "large batch, not tuned again"
+    tuned_as = "small batch"           # what the search of that arm found, with the changes below
+    set = ["train.global_batch_size=1024"]
 
 A recipe that `megabatch tune` has written (`recipe = "best.toml"`) is an arm like any other.
 
@@ -35,16 +48,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
 from megabatch.config import Config
 from megabatch.config.section import Positive, Section
-from megabatch.errors import ConfigError, nearest
+from megabatch.errors import ConfigError, complaint, nearest
 from megabatch.files import parse_toml, read_text
 from megabatch.recipes import load_config
 from megabatch.schedule.batch import MAX_EPOCHS
@@ -57,7 +70,7 @@ class Arm(Section):
     """One line of the result: a recipe with changes, and which number of its runs is looked at.
 
     What an arm of a file leaves out, `_resolved` fills in. same_runs_as: the arm whose runs are looked at, where only
-    the number differs. seeds 0: as many as the study says.
+    the number differs. seeds 0: as many as the study says. tune, search, tuned_as: in a study with [tune] only.
     """
 
     name: Annotated[str, Field(min_length=1)]
@@ -71,6 +84,11 @@ class Arm(Section):
     metric: str = "top1"
     group: str = ""
     same_runs_as: str = ""
+    tune: bool = True
+    search: tuple[str, ...] = ()
+    tuned_as: str = ""
+    margin_points: Positive | None = None
+    expect: Literal["", "worse", "better"] = ""
 
     @property
     def runs_of(self) -> str:
@@ -103,6 +121,7 @@ class _StudyTable(Section):
     seeds: _Seeds = 3
     baseline: str = ""
     margin_points: Positive = 0.5
+    paired: bool = False
     target_percent: Annotated[float, Field(gt=0, le=100)] | None = None
     set: tuple[str, ...] = ()
     tune: TuneTable | None = None
@@ -129,9 +148,14 @@ class Study:
     margin_points: float = 0.5
     tune: TuneTable | None = None
     target_percent: float | None = None
+    paired: bool = False
 
     def arm(self, name: str) -> Arm:
         return next(arm for arm in self.arms if arm.name == name)
+
+    def with_arm(self, arm: Arm) -> Study:
+        """The study with another arm of this name."""
+        return replace(self, arms=tuple(arm if one.name == arm.name else one for one in self.arms))
 
     def runs(self) -> list[StudyRun]:
         """Every run, checked: arms in order, seeds within an arm."""
@@ -155,36 +179,36 @@ def is_study_file(target: str) -> bool:
         return False  # whoever reads it as a recipe says why it cannot be read
 
 
-def from_file(path: Path, overrides: Sequence[str] = ()) -> Study:
-    """Read a study file; `overrides` change all arms and win over the file."""
+def from_file(path: Path, overrides: Sequence[str] = (), scale: str = "") -> Study:
+    """Read a study file; `overrides` change all arms and win over the file, `scale` is used instead of the file's."""
     try:
         table = _StudyTable.model_validate(parse_toml(read_text(path)))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(
-            f"study '{path}' cannot be used: {where}: {first['msg'][0].lower()}{first['msg'][1:]}"
-        ) from None
+        raise ConfigError(f"study '{path}' cannot be used: {': '.join(complaint(error))}") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"study '{path}' cannot be read: {error}; it must be a TOML file") from None
+    table = table.model_copy(update={"scale": scale or table.scale})
     by_name: dict[str, Arm] = {}
     baseline = table.baseline or table.arm[0].name
     for arm in table.arm:
         if arm.name in by_name:
             raise ConfigError(f"study '{path}' has two arms '{arm.name}'; give each a name of its own")
-        for what in (arm.like, arm.same_runs_as):
+        for what in (arm.like, arm.same_runs_as, arm.tuned_as):
             if what and what not in by_name:
                 raise ConfigError(
                     f"arm '{arm.name}' builds on '{what}', which is no arm before it{nearest(what, by_name)}"
                 )
         by_name[arm.name] = _resolved(arm, table, by_name, path, baseline)
     arms = tuple(arm.model_copy(update={"set": (*arm.set, *overrides)}) for arm in by_name.values())
-    return _checked(Study(table.title, arms, baseline, table.margin_points, table.tune, table.target_percent))
+    study = Study(
+        table.title, arms, baseline, table.margin_points, table.tune, table.target_percent, paired=table.paired
+    )
+    return _checked(study)
 
 
 def _resolved(arm: Arm, table: _StudyTable, by_name: dict[str, Arm], path: Path, baseline: str) -> Arm:
     """The arm with what it takes over from the study and from the arm it is like."""
-    origin = by_name.get(arm.same_runs_as or arm.like)
+    origin = by_name.get(arm.same_runs_as or arm.tuned_as or arm.like)
     recipe = _beside(path, arm.recipe or (origin or table).recipe)
     if not recipe:
         raise ConfigError(f"arm '{arm.name}' of study '{path}' names no recipe; add recipe = \"...\" to it or on top")
@@ -196,6 +220,8 @@ def _resolved(arm: Arm, table: _StudyTable, by_name: dict[str, Arm], path: Path,
         "same_runs_as": origin.runs_of if origin and arm.same_runs_as else "",
         "scale": _beside(path, arm.scale or (origin or table).scale),
         "epochs": arm.epochs or (origin or table).epochs,
+        "search": arm.search or (origin.search if origin else ()),
+        "margin_points": arm.margin_points or table.margin_points,
     }
     return arm.model_copy(update=taken_over)
 

@@ -3,7 +3,7 @@
 Each process is `megabatch train` joined as the only worker of its world, so there is no launcher in between: it starts
 sooner, stays in the study's process group (what stops or pauses the study stops and pauses its runs) and leaves an
 ordinary run folder. The folders are the whole state of a study: finished runs are skipped, interrupted ones resumed, a
-failed one is told and does not touch the others.
+failed one is reported and does not touch the others. One whose gradients were no longer finite is a result.
 
 An arm whose metric is `ensemble.top1` or `weight_average.top1` looks at `ensemble.json` in its run folders instead of
 `summary.json`: what `megabatch evaluate --ensemble` found, measured once per run.
@@ -24,17 +24,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Literal
+from typing import Any, Literal
 
+from megabatch.config import Config
 from megabatch.errors import CheckpointError, MegabatchError, TrainingError
 from megabatch.files import write_atomically, write_json
 from megabatch.machine import usable_cores
+from megabatch.report.metrics_log import read_metrics
 from megabatch.report.run import read_json
 from megabatch.study.plan import Study, StudyRun
 from megabatch.train.run_dir import check_output
-from megabatch.train.world import LAUNCHED_VARIABLE
+from megabatch.workers.stop import handling
+from megabatch.workers.world import LAUNCHED_VARIABLE
 
-State = Literal["finished", "failed", "stopped"]
+State = Literal["finished", "diverged", "failed", "stopped"]
 COMMAND = (sys.executable, "-m", "megabatch")
 POLL_SECONDS = 0.2
 ENSEMBLE_FILE = "ensemble.json"
@@ -85,6 +88,44 @@ def is_finished(folder: Path, run: StudyRun) -> bool:
     return _status(folder) == "finished"
 
 
+@dataclass(frozen=True)
+class Divergence:
+    """Where a run ended because its gradients were not finite."""
+
+    steps: int
+    samples: int
+    epoch: float
+    skipped_steps: int
+    wall_seconds: float
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What a run folder's `summary.json` says of a finished run."""
+        return {**vars(self), "training_seconds": self.wall_seconds, "workers": 1}
+
+
+def divergence(folder: Path, config: Config) -> Divergence | None:
+    """How a run diverged; None when it ended otherwise, or has not ended."""
+    path = folder / "metrics.jsonl"
+    rows = list(read_metrics(path)) if path.is_file() else []
+    skipped = 0
+    for row in reversed(rows):
+        if row.get("applied"):
+            break
+        skipped += 1
+    if skipped <= config.train.max_skipped_steps:
+        return None
+    last = rows[-1]
+    return Divergence(
+        int(last["step"]), int(last["samples"]), float(last.get("epoch", 0.0)), skipped, float(last["wall_seconds"])
+    )
+
+
+def has_result(folder: Path, run: StudyRun) -> bool:
+    """Whether nothing is left to run: it has finished, or diverged."""
+    return is_finished(folder, run) or divergence(folder, run.config) is not None
+
+
 def _status(folder: Path) -> str:
     """What the run says of its end; nothing before that."""
     summary = folder / "summary.json"
@@ -101,7 +142,7 @@ def run_all(
 
     After Ctrl-C or SIGTERM no run is started, those under way write a checkpoint, and the list ends with them.
     """
-    waiting = [run for run in runs if not is_finished(output / run.key, run)]
+    waiting = [run for run in runs if not has_result(output / run.key, run)]
     outcomes: list[Outcome] = []
 
     def note(outcome: Outcome, going: int) -> None:
@@ -122,7 +163,8 @@ def run_side_by_side(
     """
     (output / "logs").mkdir(parents=True, exist_ok=True)
     going: list[_Going] = []
-    with _StopRequests() as stop:
+    stop = _StopRequests()
+    with handling((signal.SIGINT, signal.SIGTERM), stop.note):
         try:
             while True:
                 while len(going) < num_jobs and not stop.count and (run := next_run()) is not None:
@@ -143,16 +185,10 @@ def run_side_by_side(
 class _StopRequests:
     """Ctrl-C or SIGTERM: runs are asked to stop; they are killed when it comes again or takes too long."""
 
-    def __enter__(self) -> _StopRequests:
+    def __init__(self) -> None:
         self.count, self._passed_on, self._since = 0, 0, 0.0
-        self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _note(self, _number: int, _frame: FrameType | None) -> None:
+    def note(self, _number: int, _frame: FrameType | None) -> None:
         self.count += 1
 
     def pass_on(self, going: Sequence[_Going]) -> None:
@@ -188,6 +224,8 @@ def _outcome(one: _Going, output: Path) -> Outcome:
     status = _status(output / run.key)
     if one.process.returncode == 0 and status in ("finished", "stopped"):
         return Outcome(run, "finished" if status == "finished" else "stopped", seconds)
+    if divergence(output / run.key, run.config) is not None:
+        return Outcome(run, "diverged", seconds, "its gradients are not finite")
     lines = (output / "logs" / f"{run.key.replace('/', '-')}.log").read_text(errors="replace").strip().splitlines()
     code = one.process.returncode
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"

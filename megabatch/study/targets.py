@@ -18,8 +18,9 @@ from typing import Any
 
 from megabatch.errors import DataError
 from megabatch.plan.convergence import STUDY_TABLE, ConvergenceLaw, fit_law, median_with_censored
-from megabatch.report.run import read_metrics
+from megabatch.report.metrics_log import read_metrics
 from megabatch.study.results import ArmResult
+from megabatch.text import markdown_table
 
 TARGETS_FILE = STUDY_TABLE
 _FAR = 10  # times the largest batch: a critical batch beyond that is not determined
@@ -121,14 +122,12 @@ def target_lines(points: Sequence[BatchPoint], laws: dict[str, ConvergenceLaw | 
         f"Median steps, images and seconds until top-1 first reached {target:g} %; a run that did not arrive counts as",
         "later than all others.",
         "",
-        "| arm | batch | arrived | steps | images | seconds |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
+    head, rows = ("arm", "batch", "arrived", "steps", "images", "seconds"), []
     for p in points:
         cells = [_shown(p.steps, 0), _shown(p.images, 0), _shown(p.seconds, 1)]
-        row = [p.arm, f"{p.global_batch_size:,}", f"{p.num_arrived} of {p.num_runs}", *cells]
-        lines.append(f"| {' | '.join(row)} |")
-    lines.append("")
+        rows.append([p.arm, f"{p.global_batch_size:,}", f"{p.num_arrived} of {p.num_runs}", *cells])
+    lines += markdown_table(head, rows, numbers=head[1:]).split("\n")
     for group, law in laws.items():
         lines.append(f"{group}: {law if isinstance(law, str) else _told(law)}")
     return lines

@@ -20,11 +20,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megabatch.comm.messages import gather
-from megabatch.data.loader import Ghost
+from megabatch.data.loader import Ghost, Mixed
 from megabatch.errors import TrainingError
 from megabatch.machine import host_name
 from megabatch.schedule.batch import Step, shard_range
 from megabatch.train.components import Components
+from megabatch.train.phases import audit_is_due
 
 # Batch-norms hold what their rank's newest ghost batch left there; the statistics of the run are kept elsewhere.
 _OF_NORMS = ("running_mean", "running_var", "num_batches_tracked")
@@ -62,8 +63,7 @@ class Audit:
     @staticmethod
     def if_due(components: Components, step: Step) -> Audit | None:
         """The audit of this step, if it is one of those to be audited."""
-        every = components.config.train.audit_every_steps
-        return Audit(components, step) if every and (step.index + 1) % every == 0 else None
+        return Audit(components, step) if audit_is_due(components.config, step) else None
 
     def pass_begins(self, ghost: Ghost, place: int) -> None:
         """This rank is about to pass a ghost batch, the one at `place` in the step."""
@@ -104,11 +104,13 @@ class Audit:
     def _shared_ghost(self) -> Ghost:
         """The drawn ghost batch, on every rank."""
         assert self._ghost is not None
-        images, labels = self._ghost.images, self._ghost.labels
+        mixed = self._ghost.mixed
+        parts = [self._ghost.images, self._ghost.labels, *([mixed.labels, mixed.shares] if mixed else [])]
         if self._step.rank != self._owner:  # a ghost batch of the same step has the same shape
-            images, labels = torch.zeros_like(images), torch.zeros_like(labels)
+            parts = [torch.zeros_like(part) for part in parts]
+        images, labels, *of_mixed = [self._sum(part) for part in parts]
         number = self._step.start_samples // self._step.ghost_batch_size + self._place
-        return Ghost(self._sum(images), self._sum(labels), number)
+        return Ghost(images, labels, number, mixed=Mixed(*of_mixed) if mixed else None)
 
     def _sum(self, values: Tensor) -> Tensor:
         """The sum over all ranks; what one rank alone has reaches all of them."""

@@ -14,7 +14,8 @@ resumed run gives it back as `trunk`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -25,12 +26,56 @@ from megabatch.model.average import WeightAverage
 from megabatch.model.norm import GhostStatistics
 from megabatch.optim.groups import clear_state
 
-__all__ = ["TrainingState", "branch", "load_training_state", "training_state"]
+__all__ = ["Trained", "TrainingState", "branch"]
 
 TrainingState = dict[str, Any]
 
 
-@contextmanager
+@dataclass(frozen=True)
+class Trained:
+    """What training changes, the same on every rank."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    statistics: GhostStatistics | None = None
+    scaler: torch.amp.GradScaler | None = None
+    exact: ExactSums | None = None
+    ema: WeightAverage | None = None
+
+    def state_dict(self) -> TrainingState:
+        """Everything, by its name here. Tensors are the live ones."""
+        parts = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: part.state_dict() if part is not None else {} for name, part in parts.items()}
+
+    def load_state_dict(self, state: TrainingState) -> None:
+        """Return to `state`."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.statistics is not None:
+            self.statistics.load_state_dict(state["statistics"])
+        if self.scaler is not None and self.scaler.is_enabled():
+            self.scaler.load_state_dict(state["scaler"])
+        if self.exact is not None and state["exact"]:  # empty where sums were in floats until now
+            self.exact.load_state_dict(state["exact"])
+        if self.ema is not None and state.get("ema"):  # likewise where weights were not averaged until now
+            self.ema.load_state_dict(state["ema"])
+
+    @contextmanager
+    def branch(self, *, reset_momentum: bool = True, trunk: TrainingState | None = None) -> Iterator[TrainingState]:
+        """See `megabatch.branch`."""
+        if trunk is None:
+            trunk = copied(self.state_dict())
+            if reset_momentum:
+                clear_state(self.optimizer)
+        try:
+            yield trunk
+        except BaseException:
+            with suppress(Exception):  # a device that fails must not hide the error behind one of its own
+                self.load_state_dict(trunk)
+            raise
+        self.load_state_dict(trunk)
+
+
 def branch(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -41,64 +86,14 @@ def branch(
     *,
     reset_momentum: bool = True,
     trunk: TrainingState | None = None,
-) -> Iterator[TrainingState]:
+) -> AbstractContextManager[TrainingState]:
     """Within the block the model may be trained on; afterwards it is as before, also when the block fails.
 
     Values of the optimizer's groups are put back too. The copy is held in the host's memory. trunk: the state to
     return to when the branch has begun already, in a run that is resumed; nothing is reset then.
     """
-    if trunk is None:
-        trunk = copied(training_state(model, optimizer, statistics, scaler, exact, ema))
-        if reset_momentum:
-            clear_state(optimizer)
-    try:
-        yield trunk
-    except BaseException:
-        with suppress(Exception):  # a device that fails must not hide the error behind one of its own
-            load_training_state(trunk, model, optimizer, statistics, scaler, exact, ema)
-        raise
-    load_training_state(trunk, model, optimizer, statistics, scaler, exact, ema)
-
-
-def training_state(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    statistics: GhostStatistics | None = None,
-    scaler: torch.amp.GradScaler | None = None,
-    exact: ExactSums | None = None,
-    ema: WeightAverage | None = None,
-) -> TrainingState:
-    """What training changes, the same on every rank. Tensors are the live ones."""
-    return {
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "statistics": statistics.state_dict() if statistics is not None else {},
-        "scaler": scaler.state_dict() if scaler is not None else {},
-        "exact": exact.state_dict() if exact is not None else {},
-        "ema": ema.state_dict() if ema is not None else {},
-    }
-
-
-def load_training_state(
-    state: TrainingState,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    statistics: GhostStatistics | None = None,
-    scaler: torch.amp.GradScaler | None = None,
-    exact: ExactSums | None = None,
-    ema: WeightAverage | None = None,
-) -> None:
-    """Return to `state`."""
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    if statistics is not None:
-        statistics.load_state_dict(state["statistics"])
-    if scaler is not None and scaler.is_enabled():
-        scaler.load_state_dict(state["scaler"])
-    if exact is not None and state["exact"]:  # empty where sums were in floats until now
-        exact.load_state_dict(state["exact"])
-    if ema is not None and state.get("ema"):  # likewise where weights were not averaged until now
-        ema.load_state_dict(state["ema"])
+    trained = Trained(model, optimizer, statistics, scaler, exact, ema)
+    return trained.branch(reset_momentum=reset_momentum, trunk=trunk)
 
 
 def copied(value: Any) -> Any:

@@ -162,7 +162,12 @@ def read_whole(path: Path) -> bytes:
     raise CheckpointError(f"checkpoint '{path}' is damaged (its SHA-256 is not the recorded one); passing over it")
 
 
-def check_fits(state: State, model_state: dict[str, torch.Tensor], where: str) -> None:
+def check_fits(
+    state: State,
+    model_state: dict[str, torch.Tensor],
+    where: str,
+    advice: str = "resume with the recipe of that run, or choose another --output",
+) -> None:
     """Refuse a checkpoint of another model with one line instead of a page of key names."""
     saved = state["model"]
     for name in [*model_state, *saved]:
@@ -173,8 +178,7 @@ def check_fits(state: State, model_state: dict[str, torch.Tensor], where: str) -
             given = "nothing" if theirs is None else f"shape {tuple(theirs.shape)}"
             needed = "nothing" if ours is None else f"shape {tuple(ours.shape)}"
             raise CheckpointError(
-                f"{where} holds another model: for '{name}' it has {given}, this model needs {needed}; "
-                "resume with the recipe of that run, or choose another --output"
+                f"{where} holds another model: for '{name}' it has {given}, this model needs {needed}; {advice}"
             )
 
 

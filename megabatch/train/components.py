@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import os
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,23 +25,20 @@ from megabatch.errors import CommunicationError, ConfigError, LaunchError
 from megabatch.machine import usable_cores
 from megabatch.model.average import WeightAverage
 from megabatch.model.norm import GhostStatistics
+from megabatch.model.pretrained import prepare_pretrained
 from megabatch.model.registry import build_model
 from megabatch.optim.build import build_optimizer
+from megabatch.optim.eager import without_compiler
+from megabatch.optim.skip import can_skip
 from megabatch.schedule.adaptive import AdaptiveBatch
 from megabatch.schedule.batch import parse_stages
+from megabatch.train.branch import Trained
+from megabatch.train.buckets import Bucketed
 from megabatch.train.feed import open_images
-from megabatch.train.world import World
+from megabatch.train.graph import PassGraphs, check_can_capture
+from megabatch.workers.world import World
 
-Trained = tuple[
-    nn.Module,
-    torch.optim.Optimizer,
-    GhostStatistics,
-    torch.amp.GradScaler,
-    ExactSums | None,
-    WeightAverage | None,
-]
-
-_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Normaliser:
@@ -87,7 +86,10 @@ class Components:
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler  # of the loss, for fp16
     statistics: GhostStatistics
+    graphs: PassGraphs | None  # of passes, where they are captured
     adaptive: AdaptiveBatch | None  # grows the batch by the noise scale
+    is_elastic: bool = False  # workers come and go
+    notes: tuple[str, ...] = ()  # to be said when the run begins
     choices: tuple[Choice, ...] = ()  # of "auto", for the worlds that follow in an elastic run
 
     @property
@@ -97,8 +99,16 @@ class Components:
 
     @property
     def trained(self) -> Trained:
-        """What training changes, as `branch`, `training_state` and `load_training_state` take it."""
-        return self.network, self.optimizer, self.statistics, self.scaler, self.exact, self.ema
+        """What training changes."""
+        return Trained(self.network, self.optimizer, self.statistics, self.scaler, self.exact, self.ema)
+
+    @property
+    def decides_on_device(self) -> bool:
+        """Whether the device decides by itself if a step counts, so that the host may learn it a step late.
+
+        An elastic run may lose a rank in any step, and must then have changed nothing: there the host must know.
+        """
+        return self.device.type != "cpu" and not self.is_elastic and can_skip(self.optimizer)
 
     def __enter__(self) -> Components:
         return self
@@ -106,6 +116,18 @@ class Components:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if kind is None:
             self.close()
+
+    @property
+    def passed(self) -> nn.Module:
+        """The network that training passes, without DDP and without buckets: nothing but the pass happens."""
+        module: nn.Module = self.ddp.module
+        return module.network if isinstance(module, Bucketed) else module
+
+    def pass_was_sent(self) -> None:
+        """A backward pass has sent its gradients."""
+        self.exposed.backward_ended()
+        if isinstance(self.ddp.module, Bucketed):
+            self.ddp.module.learn()
 
     def autocast(self) -> torch.autocast:
         """See `autocast_of`."""
@@ -115,7 +137,13 @@ class Components:
         """Send gradients over the world of the moment from now on; DDP and everything else stay as they are."""
         comm = self.config.comm
         try:
-            grid = ProcessGrid.build(shape, timeout_seconds=timeout_seconds, check_consistency=False, name="elastic")
+            grid = ProcessGrid.build(
+                shape,
+                timeout_seconds=timeout_seconds,
+                check_consistency=False,
+                name="elastic",
+                shared_memory=comm.shared_memory,
+            )
         except LaunchError as error:
             raise CommunicationError(str(error)) from None
         grid.asks_who_is_missing = False
@@ -124,7 +152,7 @@ class Components:
             grid.choices = tuple(
                 Choice(**one) for one in broadcast([asdict(one) for one in self.choices], list[dict[str, Any]])
             )
-        self.hook, hook = gradient_hook(grid, algorithm, exact=self.exact or False)
+        self.hook, hook = gradient_hook(grid, algorithm, exact=self.exact or False, say=None)
         self.choices = grid.choices or self.choices
         self.exposed.use(hook, self.hook)
         self.world = world
@@ -150,29 +178,37 @@ class Components:
 
 def build_components(config: Config, world: World, shape: GridShape, device: torch.device) -> Components:
     """Build everything on a rank that has already joined its world."""
+    if config.train.cuda_graph:
+        check_can_capture(device, world.size)
+        torch.cuda.set_stream(torch.cuda.Stream(device))
     train_source, val_source = open_images(config)
-    network = build_network(config, train_source, device)
+    network = build_network(config, train_source.num_classes, train_source.channels, device)
     if any(isinstance(module, nn.SyncBatchNorm) for module in network.modules()):
         raise ConfigError(
             f"model '{config.model.name}' has SyncBatchNorm, which waits for all workers in every ghost batch "
             "and hangs when they hold different numbers of them; use BatchNorm2d: it spans one ghost batch"
         )
     normalise = Normaliser(config, train_source.channels, device)
-    optimizer = build_optimizer(config.optimizer, network)
+    notes, head = prepare_pretrained(network, config.model, train_source.num_classes)
+    with nullcontext() if config.train.compile else without_compiler():
+        optimizer = build_optimizer(
+            config.optimizer, network, head=head, backbone_lr_factor=config.model.backbone_lr_factor
+        )
     half_life = config.model.ema_half_life_epochs * len(train_source)
     ema = WeightAverage(network, half_life) if half_life else None
     statistics = GhostStatistics(network, config.norm.momentum, config.norm.variance)
     hook, exposed = _gradient_hook(config, world, shape, device)
-    ddp = DistributedDataParallel(
-        torch.compile(network) if config.train.compile else network,
-        device_ids=[device.index] if device.type == "cuda" else None,
-        **_no_buffer_sync(),  # GhostStatistics adds the statistics up
-        gradient_as_bucket_view=True,
-        bucket_cap_mb=config.comm.bucket_mb,
-    )
+    with nullcontext() if config.train.compile else without_compiler():
+        ddp = DistributedDataParallel(
+            torch.compile(network) if config.train.compile else Bucketed(network) if device.type != "cpu" else network,
+            device_ids=[device.index] if device.type == "cuda" else None,
+            **_no_buffer_sync(),  # GhostStatistics adds the statistics up
+            gradient_as_bucket_view=True,
+            bucket_cap_mb=config.comm.bucket_mb,
+        )
     exact = hook.exact.bind(network.parameters()) if hook and hook.exact else None
     noise_scale = _noise_scale(config, network, exact)
-    ddp.register_comm_hook(None, noise_scale.hook(exposed.hook) if noise_scale else exposed.hook)
+    ddp.register_comm_hook(None, noise_scale.hook(None, exposed.hook) if noise_scale else exposed.hook)
     return Components(
         config=config,
         world=world,
@@ -190,17 +226,19 @@ def build_components(config: Config, world: World, shape: GridShape, device: tor
         optimizer=optimizer,
         scaler=torch.amp.GradScaler(device.type, enabled=config.train.precision == "fp16"),
         statistics=statistics,
+        graphs=PassGraphs(list(network.parameters()), device) if config.train.cuda_graph else None,
         adaptive=_adaptive_batch(config),
+        notes=tuple(notes),
     )
 
 
-def build_network(config: Config, source: Source, device: torch.device) -> nn.Module:
+def build_network(config: Config, num_classes: int, channels: int, device: torch.device) -> nn.Module:
     """The network with its initial weights: the same on every rank, because the seed is."""
     torch.manual_seed(config.train.seed)
     network = build_model(
         config.model.name,
-        num_classes=source.num_classes,
-        in_channels=source.channels,
+        num_classes=num_classes,
+        in_channels=channels,
         zero_gamma=config.model.zero_gamma,
         width=config.model.width,
     )
@@ -210,13 +248,28 @@ def build_network(config: Config, source: Source, device: torch.device) -> nn.Mo
 
 def autocast_of(config: Config, device: torch.device) -> torch.autocast:
     """The precision of the forward pass; weights, gradients and batch-norm statistics stay in fp32."""
-    dtype = _DTYPES[config.train.precision]
+    dtype = DTYPES[config.train.precision]
     return torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)
 
 
 def set_threads(config: Config, local_size: int) -> None:
     """Share the host's cores among its ranks; more threads than cores make everything slower."""
     torch.set_num_threads(config.train.threads_per_worker or usable_cores(local_size))
+
+
+def choose_kernels(config: Config, device: torch.device) -> None:
+    """How a device chooses among kernels: exact sums promise bits, so they need kernels that repeat them.
+
+    Otherwise cuDNN tries its kernels and takes the fastest. TF32 stays as torch has it, or NVIDIA_TF32_OVERRIDE says.
+    """
+    if device.type != "cuda":
+        return
+    repeats = config.comm.sums == "exact"
+    torch.backends.cudnn.benchmark = not repeats
+    torch.use_deterministic_algorithms(repeats, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a kernel per tensor
+    if repeats:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read with the first product
 
 
 def _no_buffer_sync() -> dict[str, Any]:
@@ -233,9 +286,9 @@ def _gradient_hook(
     exact = comm.sums == "exact"
     if not exact and (world.size == 1 or (comm.algorithm == "backend" and comm.grad_dtype == "fp32")):
         return None, ExposedTimeHook(device)
-    grid = ProcessGrid.build(shape, timeout_seconds=comm.timeout_seconds)
+    grid = ProcessGrid.build(shape, timeout_seconds=comm.timeout_seconds, shared_memory=comm.shared_memory)
     algorithm = comm.algorithm if world.size > 1 else "backend"
-    state, hook = gradient_hook(grid, algorithm, grad_dtype=_DTYPES[comm.grad_dtype], exact=exact)
+    state, hook = gradient_hook(grid, algorithm, grad_dtype=DTYPES[comm.grad_dtype], exact=exact, say=None)
     return state, ExposedTimeHook(device, hook, state)
 
 

@@ -24,7 +24,17 @@ from megabatch.data.sources import Source
 from megabatch.machine import host_name, processor_name, usable_cores
 from megabatch.schedule.batch import count_steps, parse_stages, shard_range
 from megabatch.schedule.clock import Clock
-from megabatch.train.world import World
+from megabatch.schedule.pieces import largest_value
+from megabatch.workers.world import World
+
+
+def image_line(config: Config, train: Source, val: Source) -> str:
+    """What a run learns from: "images  3,789 to train on, 947 to validate, 10 classes, 160 px, folder PATH"."""
+    place = f" {config.data.path}" if config.data.path else ""
+    return (
+        f"images         {len(train):,} to train on, {len(val):,} to validate, {train.num_classes:,} classes, "
+        f"{config.data.image_size} px, {config.data.source}{place}"
+    )
 
 
 def derived_lines(config: Config, clock: Clock, world_size: int, grid: GridShape, network: nn.Module) -> list[str]:
@@ -48,6 +58,9 @@ def derived_lines(config: Config, clock: Clock, world_size: int, grid: GridShape
             f"from epoch {start:<4g}{global_batch_size:,} = {num_ghosts:,} ghosts x {ghost}; "
             f"each worker accumulates {each}; {clock.samples_per_epoch / global_batch_size:.2f} steps an epoch"
         )
+    optimizer = config.optimizer
+    peak = largest_value(optimizer.lr) * optimizer.lr_factor
+    lines.append(f"learning rate  up to {peak:.4g}, {optimizer.name}")
     at_most = ""
     if adaptive := config.batch_control.adaptive:
         at_most = "at most "
@@ -67,7 +80,7 @@ def derived_lines(config: Config, clock: Clock, world_size: int, grid: GridShape
 def describe_environment(world: World, grid: GridShape, device: torch.device) -> dict[str, Any]:
     """What a reader needs to judge or repeat the run; every rank must call it."""
     return {
-        "versions": {name: _version(name) for name in ("megabatch", "torch", "numpy", "pillow")}
+        "versions": {name: installed_version(name) for name in ("megabatch", "torch", "numpy", "pillow")}
         | {"python": platform.python_version()},
         "platform": platform.platform(),
         "cores": usable_cores(),
@@ -94,7 +107,20 @@ def _describe_arithmetic() -> dict[str, Any]:
         "mkl": torch.backends.mkl.is_available(),
         "matmul_precision": torch.get_float32_matmul_precision(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
+        **(describe_kernels() if torch.cuda.is_available() else {}),
         **{name: value for name, value in sorted(os.environ.items()) if name.startswith(of_libraries)},
+    }
+
+
+def describe_kernels() -> dict[str, Any]:
+    """How CUDA devices choose among kernels, and which devices this process is shown (the names are ROCm's, too)."""
+    shown = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "NVIDIA_TF32_OVERRIDE")
+    return {
+        "cudnn": torch.backends.cudnn.version(),
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "tf32_convolutions": torch.backends.cudnn.allow_tf32,
+        "tf32_products": torch.backends.cuda.matmul.allow_tf32,
+        **{name: os.environ[name] for name in shown if name in os.environ},
     }
 
 
@@ -156,7 +182,8 @@ def list_layers(network: nn.Module, images: torch.Tensor) -> list[dict[str, Any]
     return [{**layer, "work": layer["work"] / whole} for layer in seen]
 
 
-def _version(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
+    """The version of a package; None where it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:

@@ -19,28 +19,30 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
 from megabatch.comm.failures import is_lost_contact
 from megabatch.comm.messages import broadcast
-from megabatch.comm.shape import default_shape, parse_grid
+from megabatch.comm.shape import GridShape, default_shape, parse_grid
+from megabatch.config import Config
 from megabatch.errors import LaunchError, MegabatchError
-from megabatch.files import lock
+from megabatch.files import append_line
 from megabatch.machine import host_name
-from megabatch.train.elastic_entry import Elastic
-from megabatch.train.local_workers import REPLACES_VARIABLE, STARTED_VARIABLE
-from megabatch.train.membership import NEWCOMER, Membership, Roster, TooFewWorkersError
-from megabatch.train.metrics import whole_rows
-from megabatch.train.pack import pack, unpack
+from megabatch.train.branch import TrainingState
+from megabatch.train.components import Components
+from megabatch.train.progress import Progress
+from megabatch.train.request import Elastic
 from megabatch.train.run_dir import digest_of
-from megabatch.train.state import save
-from megabatch.train.stop import StopRequest
-from megabatch.train.world import World
-
-if TYPE_CHECKING:
-    from megabatch.train.trainer import Trainer
+from megabatch.train.run_writer import RunWriter
+from megabatch.train.state import RunState
+from megabatch.workers.local import REPLACES_VARIABLE, STARTED_VARIABLE
+from megabatch.workers.membership import NEWCOMER, Membership, Roster, TooFewWorkersError
+from megabatch.workers.pack import pack, unpack
+from megabatch.workers.stop import StopRequest
+from megabatch.workers.world import World
 
 ASK_SECONDS = 0.5
 """A worker that comes takes part after at most so long, and the step that is going on."""
@@ -48,8 +50,28 @@ ASK_SECONDS = 0.5
 MEMBERSHIP_FILE = "membership.jsonl"
 
 _TRIES = 20
-_LOCK_SECONDS = 10.0
-_MAX_MEMBERS = 1_000_000  # of an ensemble
+
+
+class Participant(Protocol):
+    """What an elastic run needs of its trainer."""
+
+    config: Config
+    folder: Path
+    components: Components
+    state: RunState
+    writer: RunWriter
+    progress: Progress
+    resume: bool
+    world: World
+    grid: GridShape
+    workers: tuple[str, ...]  # names of those who take part; nobody before the first world
+    trunk_state: TrainingState | None
+    is_concluding: bool
+
+    def how_far(self) -> int: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, saved: dict[str, Any]) -> None: ...
+    def enter_world(self, world: World, grid: GridShape, names: tuple[str, ...], hosts: list[str]) -> None: ...
 
 
 class LeftRunError(MegabatchError):
@@ -67,7 +89,7 @@ class ElasticRun:
         self._elastic, self._token, self._grid = elastic, token, grid
         self._last_ask = 0.0
 
-    def begin(self, trainer: Trainer, stack: ExitStack) -> bool:
+    def begin(self, trainer: Participant, stack: ExitStack) -> bool:
         """Meet the others; whether all begin together. Otherwise this worker has the state of a run that goes on."""
         config, elastic = trainer.config, self._elastic
         labels = hashlib.sha256(trainer.components.train_source.labels.tobytes()).hexdigest()
@@ -83,6 +105,7 @@ class ElasticRun:
             max_workers=elastic.max_workers,
             wait_seconds=config.comm.wait_seconds,
             hang_seconds=config.comm.hang_seconds,
+            way=elastic.way,
         )
         self._stack = stack
         stack.callback(self._membership.close)
@@ -101,7 +124,7 @@ class ElasticRun:
         """SIGTERM to one worker takes that worker away; to the last one, it stops the run."""
         return world.size > 1 and stop.signal_name == "SIGTERM"
 
-    def has_changed(self, trainer: Trainer) -> bool:
+    def has_changed(self, trainer: Participant) -> bool:
         """Ask who takes part; when others do than before, move to their world. Every rank must call it."""
         roster = self._ask(trainer)
         self._last_ask = time.monotonic()
@@ -111,32 +134,25 @@ class ElasticRun:
         self._move(trainer, roster)
         return True
 
-    def meet_again(self, trainer: Trainer) -> None:
+    def meet_again(self, trainer: Participant) -> None:
         """Another worker is lost: go on with those who are there."""
         self._leave_world(trainer)
         self._move(trainer, None)
 
-    def _leave_world(self, trainer: Trainer) -> None:
+    def _leave_world(self, trainer: Participant) -> None:
         trainer.components.disconnect()
         self._membership.disconnect()
 
-    def _progress(self, trainer: Trainer) -> int:
-        """How far this worker's state is, as one number: steps, then whether the last is finished, then members."""
-        if not trainer.workers:
-            return NEWCOMER
-        steps, is_finished, members = trainer.state.clock.steps, trainer.made is None, len(trainer.state.members)
-        return (steps * 2 + is_finished) * _MAX_MEMBERS + members
-
-    def _ask(self, trainer: Trainer) -> Roster:
+    def _ask(self, trainer: Participant) -> Roster:
         """Who takes part now; when too few do for too long, a checkpoint is written, and the run ends."""
         try:
-            return self._membership.ask(self._progress(trainer))
+            return self._membership.ask(trainer.how_far() if trainer.workers else NEWCOMER)
         except TooFewWorkersError:
             if trainer.workers:  # not a newcomer, which has nothing to save
-                _save_last(trainer, self._stack)
+                trainer.writer.save_last(self._stack, trainer.trunk_state)
             raise
 
-    def _move(self, trainer: Trainer, roster: Roster | None) -> Roster:
+    def _move(self, trainer: Participant, roster: Roster | None) -> Roster:
         """Go on in the world of a roster, or of whoever is there; ends when all are connected and in one state."""
         began = time.monotonic()
         for _ in range(_TRIES):
@@ -155,12 +171,12 @@ class ElasticRun:
                 if not roster.is_beginning and trainer.world.is_main:
                     self._lead(trainer, roster, before, time.monotonic() - began)
                 elif not trainer.world.is_main:
-                    trainer.hand_over()
+                    trainer.writer.hand_over()
                 self._last_ask = time.monotonic()
                 return roster
         raise LaunchError(f"workers met {_TRIES} times and could not connect; look at the network between them")
 
-    def _enter(self, trainer: Trainer, roster: Roster) -> tuple[str, ...]:
+    def _enter(self, trainer: Participant, roster: Roster) -> tuple[str, ...]:
         """Connect, and take the state of the worker that is furthest ahead; returns who took part in its last step."""
         world = roster.world_of(self.name)
         shape = parse_grid(self._grid) if self._grid else None
@@ -174,9 +190,9 @@ class ElasticRun:
         trainer.enter_world(world, shape, roster.names, roster.hosts)
         return before
 
-    def _lead(self, trainer: Trainer, roster: Roster, before: tuple[str, ...], seconds: float) -> None:
+    def _lead(self, trainer: Participant, roster: Roster, before: tuple[str, ...], seconds: float) -> None:
         """As the main rank: take the run folder over; say and write down who came and who went."""
-        trainer.take_over(self._stack)
+        trainer.writer.take_over(self._stack, trainer.trunk_state)
         lost = [name for name in before if name not in roster.names]
         joined = [name for name in roster.names if name not in before]
         entry: dict[str, Any] = {
@@ -188,8 +204,7 @@ class ElasticRun:
             "seconds": seconds,
             "grid": trainer.grid.text,
         }
-        with (trainer.folder / MEMBERSHIP_FILE).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
+        append_line(trainer.folder / MEMBERSHIP_FILE, json.dumps(entry))
         told = [f"lost {', '.join(lost)}"] * bool(lost) + [f"joined by {', '.join(joined)}"] * bool(joined)
         what = "; ".join(told) or "met again"
         trainer.progress.say(
@@ -197,23 +212,8 @@ class ElasticRun:
         )
 
 
-def _save_last(trainer: Trainer, stack: ExitStack) -> None:
-    """Leave rows and a checkpoint behind. The main rank may be gone: then whoever is left does, one after the other."""
-    steps, folder = trainer.state.clock.steps, trainer.folder
-    if trainer.recorder is not None:
-        trainer.save_here()
-    else:
-        stack.enter_context(lock(folder / ".lock", _LOCK_SECONDS))  # a main rank that hangs may hold it for ever
-        keep_bytes, last_step = whole_rows(folder / "metrics.jsonl", steps)
-        if last_step < steps:
-            trainer.take_over(stack)
-        else:  # rows of later steps, which another may have left with its checkpoint, stay
-            save(trainer.components, trainer.state, trainer.trunk_state, folder, keep_bytes, False, trainer.writer)
-    trainer.writer.flush()
-
-
 @contextmanager
-def _ending_with_the_run(trainer: Trainer) -> Iterator[None]:
+def _ending_with_the_run(trainer: Participant) -> Iterator[None]:
     """While the block lasts, end this process when others have finished the run: nobody is left to meet.
 
     It may be a worker that comes late, or one that hung while the others went on. A summary that is older than the

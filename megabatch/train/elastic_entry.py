@@ -5,34 +5,33 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from megabatch.comm.shape import near_square
 from megabatch.errors import ConfigError, LaunchError
-from megabatch.train.local_workers import LEFT_EXIT_CODE, run_as_worker, start_elastic_workers
-from megabatch.train.meeting import join
-from megabatch.train.token import TOKEN_VARIABLE, run_token
-from megabatch.train.world import ALONE, World, choose_device
-
-if TYPE_CHECKING:
-    from megabatch.train.entry import TrainRequest
+from megabatch.train.request import Elastic, TrainRequest
+from megabatch.workers.local import LEFT_EXIT_CODE, run_as_worker, start_elastic_workers
+from megabatch.workers.meeting import join
+from megabatch.workers.token import TOKEN_VARIABLE, needed_token, run_token
+from megabatch.workers.world import ALONE, World, choose_device
 
 
-@dataclass(frozen=True)
-class Elastic:
-    """What an elastic run is asked to do. lighthouse: HOST:PORT; empty: one of our own, for local workers."""
-
-    lighthouse: str = ""
-    min_workers: int = 1
-    max_workers: int = 0  # 0: any number
-    founders: int = 1  # workers that begin together, if they come in time
-    local_workers: int = 1  # that share this host
-
-
-def check_elastic(request: TrainRequest, elastic: Elastic, world: World | None, environ: Mapping[str, str]) -> None:
-    """Refuse what cannot become an elastic run, before anything is started."""
+def check_elastic(
+    request: TrainRequest, elastic: Elastic, world: World | None, world_size: int, environ: Mapping[str, str]
+) -> None:
+    """Refuse what cannot become an elastic run, before anything is started. world_size: workers to start here."""
+    if elastic.max_workers and elastic.min_workers > elastic.max_workers:
+        raise LaunchError(
+            f"--min-workers {elastic.min_workers} is more than --max-workers {elastic.max_workers}: such a run never "
+            "begins; make the first at most the second"
+        )
+    if not elastic.lighthouse and elastic.min_workers > world_size:
+        raise LaunchError(
+            f"--min-workers {elastic.min_workers} is more than the {world_size} local workers to start; add "
+            f"--workers {elastic.min_workers}, or ask for fewer"
+        )
     if request.config.comm.sums != "exact":
         raise ConfigError("elastic runs need exact sums, comm.sums is 'float'; leave it, with comm.grad_dtype=fp32")
     if request.config.comm.backend == "nccl":
@@ -42,34 +41,33 @@ def check_elastic(request: TrainRequest, elastic: Elastic, world: World | None, 
             f"--elastic alone starts workers of its own, but {world.launcher} started this process as one of "
             f"{world.size}; give --elastic HOST:PORT of a lighthouse, or leave {world.launcher} out"
         )
-    if elastic.lighthouse and run_token(environ) is None:
-        raise LaunchError(
-            "an elastic run over a lighthouse needs the token of the run; make one with `openssl rand -hex 32` "
-            "and give it to every worker in MEGABATCH_TOKEN_FILE or MEGABATCH_TOKEN"
-        )
+    if elastic.lighthouse:
+        needed_token(environ, "an elastic run over a lighthouse")
     if elastic.lighthouse and request.output is None:
         raise LaunchError("every worker of an elastic run needs the run folder; add --output RUN_FOLDER")
 
 
 def start_elastic(request: TrainRequest, elastic: Elastic, world_size: int) -> int:
     """Run local workers to their end, with a lighthouse of our own or for one that is there; see `start_workers`."""
-    from megabatch.train.membership import check_lighthouse, start_lighthouse
+    from megabatch.workers.door import GuardedLighthouse, Way
+    from megabatch.workers.membership import check_address
 
     if run_token(os.environ) is None:
         os.environ[TOKEN_VARIABLE] = secrets.token_hex(32)  # workers inherit it
-    elastic, own = replace(elastic, local_workers=world_size), None
+    token, elastic = needed_token(os.environ, "an elastic run"), replace(elastic, local_workers=world_size)
+    opened: GuardedLighthouse | Way
     if elastic.lighthouse:
-        check_lighthouse(elastic.lighthouse)
+        check_address(elastic.lighthouse)
+        opened = Way(elastic.lighthouse, token)
+        elastic = replace(elastic, way=opened.address)
     else:
-        own = start_lighthouse("127.0.0.1:0", elastic.min_workers)
-        address = f"127.0.0.1:{own.address().rpartition(':')[2]}"
-        elastic = replace(elastic, lighthouse=address, founders=world_size)
+        opened = GuardedLighthouse("127.0.0.1:0", token, elastic.min_workers)
+        elastic = replace(elastic, lighthouse=opened.address, way=opened.inner, founders=world_size)
     request, max_restarts = replace(request, elastic=elastic), request.config.comm.max_restarts
     try:
         return start_elastic_workers(world_size, _start_work, request, max_restarts=max_restarts)
     finally:
-        if own is not None:
-            own.shutdown()
+        opened.close()
 
 
 def _start_work(request: TrainRequest) -> int:
@@ -81,10 +79,10 @@ def _work(request: TrainRequest) -> int:
     """Train on one worker; it builds everything in a world of its own, then meets the others."""
     from megabatch.train.components import set_threads
     from megabatch.train.elastic import ElasticRun, LeftRunError
-    from megabatch.train.entry import say_result
+    from megabatch.train.metrics import say_result
     from megabatch.train.step import warm_up_pass
-    from megabatch.train.stop import StopRequest
     from megabatch.train.trainer import Trainer
+    from megabatch.workers.stop import StopRequest
 
     config, elastic, folder, token = request.config, request.elastic, request.output, run_token(os.environ)
     assert elastic is not None

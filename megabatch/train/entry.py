@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from megabatch.comm.shape import GridShape, parse_grid
 from megabatch.config import Config
 from megabatch.errors import CheckpointError, LaunchError
-from megabatch.train.elastic_entry import Elastic, check_elastic, start_elastic
-from megabatch.train.local_workers import run_as_worker, start_workers
-from megabatch.train.meeting import Meeting, join
+from megabatch.train.elastic_entry import check_elastic, start_elastic
+from megabatch.train.request import TrainRequest
 from megabatch.train.run_dir import check_output, default_output, is_default_output
-from megabatch.train.token import TOKEN_VARIABLE, is_signed, sign
-from megabatch.train.world import (
+from megabatch.workers.local import run_as_worker, start_workers
+from megabatch.workers.meeting import Meeting, join
+from megabatch.workers.token import TOKEN_VARIABLE, is_signed, sign
+from megabatch.workers.world import (
     ALONE,
     World,
     choose_device,
@@ -27,7 +28,7 @@ from megabatch.train.world import (
     read_world,
 )
 
-__all__ = ["Elastic", "TrainRequest", "train", "train_here"]
+__all__ = ["train", "train_here"]
 
 
 def train(
@@ -58,29 +59,17 @@ def train(
     return summary
 
 
-@dataclass(frozen=True)
-class TrainRequest:
-    """What `megabatch train` is asked to do."""
-
-    config: Config
-    output: Path | None = None
-    grid: str | None = None
-    resume: bool = False
-    debug: bool = False
-    plan: str = ""
-    name: str = "run"  # of the default run folder
-    lines: tuple[str, ...] = ()  # to be said before the run
-    elastic: Elastic | None = None
-
-
 def train_here(request: TrainRequest, workers: int | None, environ: Mapping[str, str]) -> int:
     """Train in the world a launcher has made, or in local workers; returns the exit code of the command."""
     if request.resume and request.output is None:
-        raise CheckpointError("--resume needs to know which run to go on with; add --output RUN_FOLDER")
+        raise CheckpointError(
+            "--resume needs to know which run to go on with; add --output RUN, or type: megabatch train --resume RUN"
+        )
     world = read_world(environ, alone=workers is not None)
     if request.elastic is not None:
-        check_elastic(request, request.elastic, world, environ)
-        return _start_workers(request, workers or (num_accelerators() if world is None else 0) or 1)
+        world_size = workers or (num_accelerators() if world is None else 0) or 1
+        check_elastic(request, request.elastic, world, world_size, environ)
+        return _start_workers(request, world_size)
     if world is None:
         return _start_workers(request, workers or num_accelerators() or 1)
     if workers not in (None, world.size):
@@ -98,6 +87,7 @@ def _start_workers(request: TrainRequest, world_size: int) -> int:
         check_output(folder, request.config, request.resume)
     for line in request.lines:
         print(line, flush=True)
+    print(f"starting       {world_size} worker{'s' if world_size > 1 else ''}: torch, images, network", flush=True)
     request = replace(request, output=folder, lines=())
     if request.elastic is not None:
         stopped_by = start_elastic(request, request.elastic, world_size)
@@ -114,6 +104,8 @@ def _start_work(request: TrainRequest) -> int:
 
 
 def _work(world: World, request: TrainRequest) -> int:
+    from megabatch.train.metrics import say_result
+
     if world.is_main:
         for line in request.lines:
             print(line)
@@ -128,9 +120,9 @@ def _train_in(world: World, request: TrainRequest) -> tuple[dict[str, Any], Path
     import torch.distributed as dist
 
     from megabatch.comm.grid import default_grid
-    from megabatch.train.components import set_threads
-    from megabatch.train.stop import StopRequest
+    from megabatch.train.components import choose_kernels, set_threads
     from megabatch.train.trainer import Trainer
+    from megabatch.workers.stop import StopRequest
 
     config, wanted_grid = request.config, _choose_grid(request.grid, world.size)
     present, wanted = dist.get_backend() if dist.is_initialized() else "", config.comm.backend
@@ -140,6 +132,7 @@ def _train_in(world: World, request: TrainRequest) -> tuple[dict[str, Any], Path
         )
     device, backend = choose_device(present or wanted, world)
     set_threads(config, world.local_size)
+    choose_kernels(config, device)
     joined = nullcontext() if dist.is_initialized() else join(world, backend, config.comm.timeout_seconds)
     with joined as meeting, StopRequest().listening() as stop:
         world = meeting.world if meeting else world
@@ -192,17 +185,3 @@ def _new_folder(request: TrainRequest, meeting: Meeting | None) -> Path:
     folder = default_output(request.name)
     meeting.store.set(key, f"{sign(meeting.token, folder.name)} {folder.name}")
     return folder
-
-
-def say_result(summary: dict[str, Any], folder: Path) -> None:
-    if summary["status"] == "stopped":
-        print(f"stopped by {summary['stopped_by']} after step {summary['steps']}, checkpoint written")
-        print(f"go on with     megabatch train ... --output {folder} --resume")
-        return
-    hits = f"top-1 {summary['top1']:.2%}, top-5 {summary['top5']:.2%}"
-    print(f"accuracy       {hits} of {summary['val_images']:,} images")
-    print(
-        f"time           {summary['training_seconds']:.1f} s of training, {summary['steps']:,} steps, "
-        f"{summary['images_per_second']:,.0f} images/s on {summary['workers']} workers"
-    )
-    print(f"run folder     {folder}")

@@ -41,7 +41,7 @@ def open_images(config: Config) -> tuple[Source, Source]:
         options = {"image_size": data.image_size, "channels": made.channels, "num_classes": made.num_classes}
         options["seed"] = config.train.seed
         train_options, val_options = {"num_images": made.num_train}, {"num_images": made.num_val}
-    elif data.source in ("parquet", "folder", "tar") and (data.max_train_images or data.held_out_images):
+    elif data.max_train_images or data.held_out_images:
         train_options["memory_limit_bytes"] = _ENCODED_LIMIT_BYTES  # decode the chosen images only
     train = open_source(data.source, path, "train", **options, **train_options)
     val = open_source(data.source, path, "val", **options, **val_options)

@@ -45,7 +45,7 @@ class LogContext:
     """What a logger may know about its run. `steps_done`: rows after it are written anew by a resumed run."""
 
     folder: Path
-    config: Config | None = None
+    config: Config
     steps_done: int = 0
 
 
@@ -67,8 +67,7 @@ def open_loggers(context: LogContext, say: Callable[[str], None]) -> list[Logger
         "mlflow": MlflowLogger,
         "mllog": MllogLogger,
     }
-    names = context.config.log.to if context.config is not None else ("tensorboard",)
-    return [_Guarded(name, kinds[name](context), say) for name in names]
+    return [_Guarded(name, kinds[name](context), say) for name in context.config.log.to]
 
 
 class _Guarded:
@@ -131,11 +130,10 @@ class MllogLogger:
     def __init__(self, context: LogContext) -> None:
         self._file = open(context.folder / "mllog.log", "a", encoding="utf-8")  # noqa: SIM115 - closed by `close`
         config = context.config
-        if config is not None:
-            self._event("POINT_IN_TIME", "submission_benchmark", "resnet" if "resnet" in config.model.name else "other")
-            self._event("POINT_IN_TIME", "global_batch_size", config.train.global_batch_size)
-            self._event("POINT_IN_TIME", "opt_name", config.optimizer.name)
-            self._event("POINT_IN_TIME", "seed", config.train.seed)
+        self._event("POINT_IN_TIME", "submission_benchmark", "resnet" if "resnet" in config.model.name else "other")
+        self._event("POINT_IN_TIME", "global_batch_size", config.train.global_batch_size)
+        self._event("POINT_IN_TIME", "opt_name", config.optimizer.name)
+        self._event("POINT_IN_TIME", "seed", config.train.seed)
         self._event("INTERVAL_START", "run_start", None, {"resumed_after_step": context.steps_done})
 
     def row(self, row: dict[str, Any]) -> None:
@@ -173,7 +171,6 @@ class MlflowLogger:
             from mlflow.tracking import MlflowClient
         except ImportError:
             raise ConfigError("log.to names mlflow, which is not installed; pip install megabatch[mlflow]") from None
-        assert context.config is not None
         settings = context.config.log
         # Newer versions ask that a file store be wanted by name.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -215,7 +212,6 @@ class WandbLogger:
             import wandb
         except ImportError:
             raise ConfigError("log.to names wandb, which is not installed; pip install megabatch[wandb]") from None
-        assert context.config is not None
         settings = context.config.log
         id_file = context.folder / "wandb-id"
         if not id_file.is_file():

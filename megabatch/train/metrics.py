@@ -1,14 +1,15 @@
-"""What a run measures: seconds per part of a step, the row of a step, the summary, and where they are written.
+"""What a run measures: seconds per part of a step, the row of a step, the summary, the page.
 
 Parts are data (waiting for images), forward, backward (without what follows), communication (gradients that nothing
 hides any more) and optimizer. They are read from the host's clock, so on CUDA, where the host runs ahead of the
-device, forward, backward and optimizer are not known and stay NaN.
+device, forward, backward and optimizer are not known and stay NaN; communication is the main rank's own, by the
+device's clock, and a step's seconds are those between its end and the end of the one before.
 """
 
 from __future__ import annotations
 
-import json
 import math
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -18,9 +19,7 @@ from typing import Any
 from megabatch.comm.messages import gather
 from megabatch.config import Config
 from megabatch.report.page import write_report
-from megabatch.report.run import MetricsLog
 from megabatch.train.evaluate import Evaluation
-from megabatch.train.loggers import LogContext, open_loggers
 from megabatch.train.state import RunState
 
 PARTS = ("data", "forward", "backward", "communication", "optimizer")
@@ -34,7 +33,7 @@ class Stopwatch:
 
     def __init__(self, host_clock_tells: bool) -> None:
         self._host_clock_tells = host_clock_tells
-        self._last_seconds = 0.0
+        self._last_seconds = self._last_read = 0.0
         self._num_seen = 0
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self.sums = dict.fromkeys(PARTS, 0.0)
@@ -62,13 +61,24 @@ class Stopwatch:
         self.seconds["communication"] += seconds
         self.seconds["backward"] = max(self.seconds["backward"] - seconds, 0.0)  # NaN stays NaN
 
-    def end(self) -> None:
-        """The step is over."""
+    def end(self) -> bool:
+        """The step is over; whether it counts."""
         self._num_seen += 1
-        if self._num_seen > WARM_UP_STEPS:
+        counts = self._num_seen > WARM_UP_STEPS
+        if counts:
             self.num_steps += 1
             for part in PARTS:
                 self.sums[part] += self.seconds[part]
+        return counts
+
+    def whole_step(self, begin: float) -> float:
+        """Seconds of a step that began at `begin` and whose numbers have just been read.
+
+        On an accelerator a step begins before the one before is read: seconds belong to one of them.
+        """
+        now = time.perf_counter()
+        seconds, self._last_read = now - max(begin, self._last_read), now
+        return seconds
 
     def means(self) -> list[float]:
         """Mean seconds of each part over the steps that count; NaN before there are any."""
@@ -139,64 +149,26 @@ def summary_of(
     }
 
 
-def whole_rows(path: Path, last_step: int) -> tuple[int, int]:
-    """How many bytes of a metrics file are whole rows up to `last_step`, and the step of the last of them."""
-    num_bytes = step = 0
-    for line in path.read_bytes().splitlines(keepends=True) if path.is_file() else []:
-        try:
-            row_step = json.loads(line)["step"]
-        except (ValueError, KeyError, TypeError):
-            break
-        if not line.endswith(b"\n") or row_step > last_step:
-            break
-        num_bytes, step = num_bytes + len(line), row_step
-    return num_bytes, step
-
-
-class Recorder:
-    """Held by the main rank only."""
-
-    def __init__(
-        self,
-        folder: Path,
-        keep_bytes: int,
-        steps_done: int,
-        config: Config | None = None,
-        say: Callable[[str], None] = print,
-    ) -> None:
-        self._loggers = open_loggers(LogContext(folder, config, steps_done), say)
-        self._path = folder / "metrics.jsonl"
-        self._log = MetricsLog(self._path, keep_bytes)
-
-    @property
-    def num_bytes(self) -> int:
-        return self._log.num_bytes
-
-    def reopen(self, keep_bytes: int) -> None:
-        """Another rank may have written to the file in between: go on behind its first `keep_bytes`."""
-        self._log.close()
-        self._log = MetricsLog(self._path, keep_bytes)
-
-    def append(self, row: dict[str, Any]) -> None:
-        """Record the row of one step."""
-        self._log.append(row)
-        for logger in self._loggers:
-            logger.row(row)
-
-    def end(self, summary: dict[str, Any]) -> None:
-        """The run is finished or stopped; a run that fails never gets here."""
-        for logger in self._loggers:
-            logger.end(summary)
-
-    def close(self) -> None:
-        self._log.close()
-        for logger in self._loggers:
-            logger.close()
-
-
 def write_page(folder: Path, say: Callable[[str], None]) -> None:
     """Write `report.html` into the run folder. The run is finished and saved: whatever fails here is only said."""
     try:
         write_report([folder], folder / "report.html")
     except Exception as error:  # a page that cannot be made must not turn a finished run into a failed one
         say(f"the run is complete, but its report was not made ({error}); try: megabatch report {folder}")
+
+
+def say_result(summary: dict[str, Any], folder: Path) -> None:
+    """Print how the run ended, and what to do next."""
+    if summary["status"] == "stopped":
+        print(f"stopped by {summary['stopped_by']} after step {summary['steps']}, checkpoint written")
+        print(f"go on with     megabatch train --resume {shlex.quote(str(folder))}")
+        return
+    hits = f"top-1 {summary['top1']:.2%}, top-5 {summary['top5']:.2%}"
+    print(f"accuracy       {hits} of {summary['val_images']:,} images")
+    print(
+        f"time           {summary['training_seconds']:.1f} s of training, {summary['steps']:,} steps, "
+        f"{summary['images_per_second']:,.0f} images/s on {summary['workers']} workers"
+    )
+    print(f"run folder     {folder}")
+    if (folder / "report.html").is_file():
+        print(f"report         {folder / 'report.html'}")

@@ -9,6 +9,8 @@ The trunk is cut where a branch leaves it and where its momentum is reset. A cut
 step that starts at or after its epoch, so branches change nothing about the trunk's own steps. A branch has a clock
 of its own that starts at 0, and images in an order of its own (`branch_seed`): each image once per epoch of the
 branch, whatever part of an epoch the trunk had seen.
+
+What is due after a step of a phase follows from the clock before and after it (`evaluation_is_due` and the like).
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ import hashlib
 import math
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
+from itertools import islice
 
 from megabatch.config import Config
 from megabatch.config.data import AugmentConfig
 from megabatch.config.optimizer import OptimizerConfig
 from megabatch.errors import ConfigError
 from megabatch.schedule.adaptive import AdaptiveBatch
-from megabatch.schedule.batch import parse_stages
+from megabatch.schedule.batch import Step, iterate_steps, parse_stages
 from megabatch.schedule.clock import Clock
 from megabatch.schedule.control import BatchControl
 from megabatch.schedule.noise import keep_noise
@@ -168,10 +171,16 @@ def start_clock(config: Config, phase: TrainingPhase, num_images: int, steps: in
 
 
 def planned_samples(config: Config, num_images: int) -> int:
-    """The images of all phases together, for the progress bar."""
+    """The images of all phases together, for the progress bar; of a plain run no more than `train.max_steps` make."""
     trunk, *others = phases_of(config)
     branches = [phase for phase in others if phase.is_branch]
-    return sum(start_clock(config, phase, num_images).total_samples for phase in (trunk, *branches))
+    whole = sum(start_clock(config, phase, num_images).total_samples for phase in (trunk, *branches))
+    if not config.train.max_steps or branches or config.batch_control.adaptive:
+        return whole
+    clock = start_clock(config, trunk, num_images)
+    stages = parse_stages(config.train.global_batch_size)
+    steps = iterate_steps(stages.at, config.train.ghost_batch_size, clock.samples_per_epoch, clock.total_samples)
+    return sum(step.num_samples for step in islice(steps, config.train.max_steps))
 
 
 def branch_seed(seed: int, member: int) -> int:
@@ -191,3 +200,34 @@ def branch_augment(config: Config) -> AugmentConfig:
         return AugmentConfig(crop=trunk.crop, padding=trunk.padding, flip=trunk.flip)
     # 224 out of 256 on the shorter side, as evaluation sees it, at a random place.
     return AugmentConfig(crop="resized", flip=trunk.flip, side_share=7 / 8)
+
+
+def evaluation_is_due(config: Config, before: Clock, after: Clock) -> bool:
+    return after.crosses(before, config.train.evaluate_every_epochs)
+
+
+def checkpoint_is_due(config: Config, before: Clock, after: Clock) -> bool:
+    settings = config.checkpoint
+    by_steps = bool(settings.every_steps) and after.steps % settings.every_steps == 0
+    return by_steps or after.crosses(before, settings.every_epochs)
+
+
+def digest_is_due(config: Config, after: Clock) -> bool:
+    every = config.train.digest_every_steps
+    return bool(every) and after.steps % every == 0
+
+
+def audit_is_due(config: Config, step: Step) -> bool:
+    every = config.train.audit_every_steps
+    return bool(every) and (step.index + 1) % every == 0
+
+
+def weights_are_needed(config: Config, clock: Clock, step: Step) -> bool:
+    """Whether something looks at the weights after this step, before another changes them.
+
+    clock: of the step's phase, where it is now.
+    """
+    before = replace(clock, samples=step.start_samples, steps=step.index)
+    after = before.after(step.num_samples)
+    is_due = evaluation_is_due(config, before, after) or checkpoint_is_due(config, before, after)
+    return step.is_last or is_due or digest_is_due(config, after)

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from megabatch.config import Config, differences
 from megabatch.errors import CheckpointError
 from megabatch.files import UnreadableError, flatten, lock, read_text, write_atomically
 from megabatch.recipes import config_from_toml
-from megabatch.report.untrusted import read_table, text
+from megabatch.report.untrusted import items, read_table, text, whole
 
 # The last worker of a killed run may take a moment to disappear.
 _LOCK_SECONDS = 10.0
@@ -30,6 +31,7 @@ _HARMLESS = (
     "comm.algorithm",
     "comm.backend",
     "comm.bucket_mb",
+    "comm.shared_memory",
     "comm.max_restarts",
     "comm.timeout_seconds",
     "comm.hang_seconds",
@@ -78,7 +80,53 @@ def config_of_run(folder: Path) -> Config:
         text = read_text(path)
     except OSError as error:
         raise CheckpointError(f"'{path}' cannot be read ({error}); the run folder is damaged") from None
+    if not text.strip():  # an empty recipe would be one of defaults
+        raise CheckpointError(f"'{path}' is empty; the run folder is damaged")
     return config_from_toml(text, source=f"'{path}'")
+
+
+def member_file(member: int) -> str:
+    """Where the weights of a member of a collapsed ensemble lie in the run folder, one for each branch."""
+    return f"members/member-{member}.safetensors"
+
+
+def write_member(folder: Path, member: int, weights: bytes) -> None:
+    """Save the weights of a member."""
+    (folder / "members").mkdir(exist_ok=True)
+    write_atomically(folder / member_file(member), weights)
+
+
+def member_paths(folder: Path) -> list[Path]:
+    """The members of a run, in the order in which they were made."""
+    paths = (folder / "members").glob("member-*.safetensors")
+    numbered = [path for path in paths if path.stem.rpartition("-")[2].isdecimal()]
+    return sorted(numbered, key=lambda path: int(path.stem.rpartition("-")[2]))
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A run that is to go on as it was: its folder, and the local workers and grid it had last."""
+
+    folder: Path
+    recipe: str
+    workers: int | None = None
+    grid: str | None = None
+
+
+def recorded_run(folder: Path) -> Recorded | None:
+    """What a run folder says of itself, None for what is none; workers of a cluster are the launcher's affair."""
+    if not (folder / "config.toml").is_file():
+        return None
+    recipe = str(folder / "config.toml")
+    try:
+        environment = read_table(folder / "environment.json") or {}
+    except UnreadableError:
+        return Recorded(folder, recipe)
+    workers = whole(environment.get("workers"), low=1, high=10_000)
+    sizes = [whole(size, low=1, high=10_000) for size in items(environment.get("grid"), 2)]
+    if environment.get("launcher") != "megabatch" or workers is None or None in sizes or not sizes:
+        return Recorded(folder, recipe)
+    return Recorded(folder, recipe, workers, "x".join(map(str, sizes)))
 
 
 def check_output(folder: Path, config: Config, resume: bool, *, same_result: bool = False) -> None:
@@ -164,7 +212,8 @@ def hold(folder: Path, config: Config, resume: bool) -> Iterator[None]:
                 )
             check_output(folder, config, resume)  # again: another run may have come and gone during the wait
             write_atomically(folder / "config.toml", config.to_toml())
-            (folder / "summary.json").unlink(missing_ok=True)  # it spoke of an earlier end of the run
+            for name in ("summary.json", "classes.json"):  # they spoke of an earlier end of the run
+                (folder / name).unlink(missing_ok=True)
         except OSError as error:
             raise CheckpointError(
                 f"run folder '{folder}' cannot be written: {error.strerror}; choose another --output"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +16,10 @@ from megabatch.comm.messages import broadcast_bytes
 from megabatch.errors import CheckpointError, MegabatchError, TrainingError
 from megabatch.schedule.batch import Step
 from megabatch.schedule.clock import Clock
-from megabatch.train.branch import TrainingState, copied, load_training_state, training_state
-from megabatch.train.checkpoint import (
-    CheckpointWriter,
-    check_fits,
-    decode,
-    link_best,
-    newest_whole,
-    refusing_damage,
-    save_checkpoint,
-)
+from megabatch.train.branch import TrainingState
+from megabatch.train.checkpoint import check_fits, decode, link_best, newest_whole, refusing_damage
 from megabatch.train.components import Components
-from megabatch.train.world import raise_everywhere
+from megabatch.workers.world import raise_everywhere
 
 
 @dataclass(frozen=True)
@@ -154,7 +145,7 @@ class RunState:
 
 def whole_state(components: Components, state: RunState, trunk: TrainingState | None) -> dict[str, Any]:
     """Everything that the run goes on from; tensors are the live ones. `trunk` is what a branch returns to."""
-    return training_state(*components.trained) | {
+    return components.trained.state_dict() | {
         "seed": components.config.train.seed,
         "world_size": components.world.size,
         "run": state.state_dict(),
@@ -167,27 +158,11 @@ def whole_state(components: Components, state: RunState, trunk: TrainingState | 
 def take_state(components: Components, state: RunState, saved: dict[str, Any]) -> None:
     """Go on from what `whole_state` gave, here or elsewhere."""
     state.load_state_dict(saved["run"])
-    load_training_state(saved, *components.trained)
+    components.trained.load_state_dict(saved)
     if components.noise_scale and saved["noise"]:
         components.noise_scale.load_state_dict(saved["noise"])
     if components.adaptive and saved["adaptive"]:
         components.adaptive.load_state_dict(saved["adaptive"])
-
-
-def save(
-    components: Components,
-    state: RunState,
-    trunk: TrainingState | None,
-    folder: Path,
-    metrics_bytes: int,
-    is_best: bool,
-    writer: CheckpointWriter,
-) -> None:
-    """Copy the state and let `writer` make a checkpoint of it; one rank does. A branch returns to `trunk`."""
-    saved = whole_state(components, state, trunk) | {"metrics_bytes": metrics_bytes}
-    steps, keep = state.clock.steps, components.config.checkpoint.keep
-    write = partial(save_checkpoint, folder / "checkpoints", copied(saved), steps, keep, best=is_best)
-    writer.submit(write, best=is_best)
 
 
 def restore(

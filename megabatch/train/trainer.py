@@ -22,31 +22,53 @@ from megabatch.comm.failures import is_lost_contact
 from megabatch.comm.shape import GridShape
 from megabatch.config import Config
 from megabatch.errors import MegabatchError
-from megabatch.files import lock, write_atomically, write_json
+from megabatch.files import write_atomically, write_json
+from megabatch.model.weights import weights_bytes
 from megabatch.optim.build import schedule_optimizer
 from megabatch.optim.groups import clear_state
+from megabatch.schedule.batch import Step
 from megabatch.schedule.clock import Clock
 from megabatch.train.audit import weights_digest
-from megabatch.train.branch import TrainingState, branch, copied, training_state
-from megabatch.train.checkpoint import CheckpointWriter
+from megabatch.train.branch import TrainingState, copied
+from megabatch.train.card import card_of, write_model
 from megabatch.train.components import build_components
-from megabatch.train.describe import derived_lines, describe_data, describe_environment, describe_gradients
+from megabatch.train.describe import (
+    derived_lines,
+    describe_data,
+    describe_environment,
+    describe_gradients,
+    image_line,
+)
 from megabatch.train.elastic import ElasticRun, LeftRunError
-from megabatch.train.ensemble import member_file, weights_bytes, write_member
 from megabatch.train.evaluate import Evaluation, Evaluator
 from megabatch.train.feed import Feeds
-from megabatch.train.metrics import Recorder, Stopwatch, gather_ranks, row_of, summary_of, whole_rows, write_page
-from megabatch.train.phases import Ending, TrainingPhase, control_of, phases_of, planned_samples, resolved, start_clock
+from megabatch.train.metrics import Stopwatch, gather_ranks, row_of, summary_of, write_page
+from megabatch.train.phases import (
+    Ending,
+    TrainingPhase,
+    audit_is_due,
+    checkpoint_is_due,
+    control_of,
+    digest_is_due,
+    evaluation_is_due,
+    phases_of,
+    planned_samples,
+    resolved,
+    start_clock,
+    weights_are_needed,
+)
 from megabatch.train.progress import Progress
-from megabatch.train.run_dir import changes_on_resume, hold
-from megabatch.train.state import MadeStep, Member, RunState, restore, save, take_state, whole_state
-from megabatch.train.step import train_step, warm_up_pass
-from megabatch.train.stop import StopRequest
-from megabatch.train.world import World, raise_everywhere
+from megabatch.train.run_dir import changes_on_resume, hold, member_file, write_member
+from megabatch.train.run_writer import RunWriter
+from megabatch.train.state import MadeStep, Member, RunState, restore, take_state, whole_state
+from megabatch.train.step import StartedStep, StepResult, start_step, warm_up_pass
+from megabatch.workers.stop import StopRequest
+from megabatch.workers.world import World, raise_everywhere
 
 T = TypeVar("T")
+Started = tuple[Step, dict[str, float], StartedStep]  # with what was scheduled for it
 
-_CACHED_ROWS = 64
+_MAX_MEMBERS = 1_000_000  # of an ensemble
 
 
 class Trainer:
@@ -72,6 +94,7 @@ class Trainer:
         self.grid, self.stop, self.resume, self.plan = grid, stop, resume, plan
         self.progress = Progress(is_main=world.is_main)
         self.components = build_components(config, world, grid, device)
+        self.components.is_elastic = elastic is not None
         name = elastic.name if elastic else str(world.rank)
         sources = self.components.train_source, self.components.val_source
         self.feeds = Feeds(config, world.local_size, folder / f"broken.{name}.jsonl", *sources)
@@ -81,9 +104,7 @@ class Trainer:
         self.phases = phases_of(config)
         self.state = RunState(start_clock(config, self.phases[0], num_images))
         self.planned_samples = planned_samples(config, num_images)
-        self.recorder: Recorder | None = None  # on the main rank
-        self.writer = CheckpointWriter()
-        self.rows: deque[dict[str, Any]] = deque(maxlen=_CACHED_ROWS)  # the newest, for the next main rank
+        self.writer = RunWriter(folder, self.components, self.state, self.progress.say)
         self.made: MadeStep | None = None  # the newest step, until it is finished
         self.elastic = elastic  # for a run whose workers come and go
         self.hosts: list[str] = []  # by rank
@@ -145,14 +166,17 @@ class Trainer:
             self._finish_step(phase, self.made)
         control = control_of(config, phase, state.clock, self.world.rank, self.world.size, components.adaptive)
         loader = self.feeds.open_loader(phase, control, state.past_epochs, self.device)
+        steps: deque[Started] = deque()  # not yet read
         # The control closes before the loader, whose thread may wait for it.
         with closing(loader), closing(control):
             for step, ghosts in loader:
+                if audit_is_due(config, step) and (ending := self._take_in_all(phase, steps, but=0)):
+                    return ending  # an audit looks at the step before the device has taken it
                 scheduled = schedule_optimizer(
                     components.optimizer, phase.optimizer, step.epoch, step=step, past_epochs=state.past_epochs
                 )
                 make = partial(
-                    train_step,
+                    start_step,
                     components,
                     step,
                     seed=phase.seed,
@@ -163,26 +187,49 @@ class Trainer:
                 )
                 is_first = components.exact is not None and components.exact.is_new
                 held = list(ghosts) if is_first else ghosts  # the first step is always repeated
-                result = make(ghosts=held)
-                if result is None and is_first:
-                    result = make(ghosts=held)
-                if result is None:
+                started = make(ghosts=held)
+                if started is None:
                     return Ending.AGAIN
-                self.made = MadeStep(state.clock, scheduled, result.columns, step.is_last, result.stop_wanted)
-                state.count_step(step, result.step_seconds, result.applied)
-                if components.adaptive and not phase.is_branch:
-                    components.adaptive.observe(state.clock.epoch, result.noise_average)
-                self.evaluator.weights_changed()
-
-                self._finish_step(phase, self.made)
-                if result.stop_wanted:
-                    return Ending.STOPPED
-                if self._leaves():
-                    self.save_here()
-                    raise LeftRunError(f"left the run after step {state.clock.steps}; the others go on")
-                if self.elastic is not None and result.ask_wanted and self.elastic.has_changed(self):
-                    return Ending.AGAIN
+                steps.append((step, scheduled, started))
+                # Where the device decides, a step is read when the next one has been started, so that nobody waits.
+                is_late = components.decides_on_device and not weights_are_needed(config, state.clock, step)
+                if ending := self._take_in_all(phase, steps, but=int(is_late)):
+                    return ending
         return Ending.OVER if control.is_over(state.clock.samples) else Ending.LIMIT
+
+    def _take_in_all(self, phase: TrainingPhase, steps: deque[Started], but: int) -> Ending | None:
+        """Read the results of steps, oldest first, but of the newest ones; how the phase ends when it does."""
+        while len(steps) > but:
+            step, scheduled, started = steps.popleft()
+            result = started.result()
+            if result is None:  # nor have those that were started since left a trace
+                for _, _, later in steps:
+                    later.drop()
+                return Ending.AGAIN
+            if ending := self._take_in(phase, step, scheduled, result, is_newest=not steps):
+                return ending
+        return None
+
+    def _take_in(
+        self, phase: TrainingPhase, step: Step, scheduled: dict[str, float], result: StepResult, *, is_newest: bool
+    ) -> Ending | None:
+        """Count a step that has been made, and finish it; how the phase ends when it does."""
+        state, adaptive = self.state, self.components.adaptive
+        stop_now = result.stop_wanted and is_newest  # else after the step that has been started: it says so too
+        self.made = MadeStep(state.clock, scheduled, result.columns, step.is_last, stop_now)
+        state.count_step(step, result.step_seconds, result.applied)
+        if adaptive and not phase.is_branch:
+            adaptive.observe(state.clock.epoch, result.noise_average)
+        self.evaluator.weights_changed()
+        self._finish_step(phase, self.made)
+        if stop_now:
+            return Ending.STOPPED
+        if self._leaves():
+            self.writer.save(self.trunk_state)
+            raise LeftRunError(f"left the run after step {state.clock.steps}; the others go on")
+        if self.elastic is not None and result.ask_wanted and self.elastic.has_changed(self):
+            return Ending.AGAIN
+        return None
 
     def _leaves(self) -> bool:
         return self.elastic is not None and self.elastic.leaves(self.world, self.stop)
@@ -191,28 +238,25 @@ class Trainer:
         """Evaluate, log and save after a step that counts already; every rank must call it."""
         config, state = self.config, self.state
         is_best = False
-        evaluate_now = made.is_last or state.clock.crosses(made.before, config.train.evaluate_every_epochs)
+        evaluate_now = made.is_last or evaluation_is_due(config, made.before, state.clock)
         if evaluate_now and not made.stop_wanted:
             is_best = state.count_evaluation(self._evaluate(phase).top1)
 
-        save_now = made.stop_wanted or made.is_last or is_best or self._checkpoint_is_due(made.before)
+        save_now = made.stop_wanted or made.is_last or is_best or checkpoint_is_due(config, made.before, state.clock)
         state.note_wall_seconds(time.perf_counter() - self._began)
         row = row_of(state, phase.name, made.scheduled, made.columns, self.evaluator.found)
-        if (save_now or self._digest_is_due()) and (self.world.is_main or self.elastic):
+        if (save_now or digest_is_due(config, state.clock)) and (self.world.is_main or self.elastic):
             weights, statistics = self.components.network.state_dict(), self.components.statistics.state_dict()
             row["weights_digest"] = weights_digest(weights, statistics)
-        self.rows.append(row)
         self.progress.show(self._overall(), row)
-        if self.recorder is not None:
-            self.recorder.append(row)
-        self.writer.check()
+        self.writer.append(row)
         state.refuse_to_diverge(config.train.max_skipped_steps, made.scheduled["lr"])
 
         # A run whose gradients are not finite may be lost: its last good checkpoints must not make way for it.
         # The best weights so far are good ones, and `best` must not name a file that is not there.
         if save_now and (made.columns["applied"] or made.stop_wanted or is_best):
             self.evaluator.publish(phase, self.state.clock.samples)
-            self.save_here()
+            self.writer.save(self.trunk_state)
         self.made = None
 
     def _open(self, stack: ExitStack) -> None:
@@ -235,14 +279,15 @@ class Trainer:
                 problem = error
         raise_everywhere(problem)
         lines = derived_lines(config, self.state.clock, self.world.size, self.grid, components.network)
-        for line in [*lines, *(components.hook.explanation if components.hook else [])]:
+        lines = [image_line(config, components.train_source, components.val_source), *lines]
+        for line in [*lines, *components.notes, *(components.hook.explanation if components.hook else [])]:
             say(line)
         metrics_bytes = 0
         if self.resume:
             metrics_bytes, self.trunk_state = restore(components, self.state, self.folder, say)
         self.hosts = environment["hosts"]
         if self.world.is_main:
-            self._record(stack, metrics_bytes)
+            self.writer.open(stack, metrics_bytes)
 
     def enter_world(self, world: World, grid: GridShape, names: tuple[str, ...], hosts: list[str]) -> None:
         """Go on in another world of an elastic run, whose gradients already travel there."""
@@ -253,7 +298,7 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """Everything that another worker needs to go on from here."""
         made = asdict(self.made) if self.made else None
-        of_run = {"made": made, "rows": list(self.rows), "workers": list(self.workers)}
+        of_run = {"made": made, "rows": self.writer.rows, "workers": list(self.workers)}
         return whole_state(self.components, self.state, self.trunk_state) | of_run
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -262,44 +307,12 @@ class Trainer:
         made = saved["made"]
         self.made = MadeStep(**{**made, "before": Clock(**made["before"])}) if made else None
         self.trunk_state = saved["trunk"]
-        self.rows.clear()  # those of the other worker are as new or newer
-        self.rows.extend(saved["rows"])
+        self.writer.replace_rows(saved["rows"])
         self.workers = tuple(saved["workers"])
 
-    def take_over(self, stack: ExitStack) -> None:
-        """As the main rank of a new world: write down what the one before did not, and a checkpoint.
-
-        The one before may be this rank itself. It cannot know: it may have hung, while another led and wrote.
-        """
-        keep_bytes, last_step = whole_rows(self.folder / "metrics.jsonl", self.state.clock.steps)
-        if self.recorder is None:
-            stack.enter_context(lock(self.folder / ".lock", 0.0))  # a main rank that hangs may still hold it
-            self.recorder = self._record(stack, keep_bytes)
-        else:
-            self.recorder.reopen(keep_bytes)
-        for row in self.rows:
-            if row["step"] > last_step:
-                self.recorder.append(row)
-        self.save_here()
-
-    def save_here(self) -> None:
-        """Begin to write a checkpoint, on the main rank; without talking to the others."""
-        if self.recorder is not None:
-            is_best = self.state.best_step == self.state.clock.steps
-            metrics_bytes = self.recorder.num_bytes
-            save(self.components, self.state, self.trunk_state, self.folder, metrics_bytes, is_best, self.writer)
-
-    def hand_over(self) -> None:
-        """Another rank is the main one now, and writes."""
-        self.writer.forget()
-        if self.recorder is not None:
-            self.recorder.close()
-            self.recorder = None
-
-    def _record(self, stack: ExitStack, keep_bytes: int) -> Recorder:
-        self.recorder = Recorder(self.folder, keep_bytes, self.state.clock.steps, self.config, self.progress.say)
-        stack.callback(self.hand_over)
-        return self.recorder
+    def how_far(self) -> int:
+        """How far this worker's state is, as one number: steps, then whether the last is finished, then members."""
+        return (self.state.clock.steps * 2 + (self.made is None)) * _MAX_MEMBERS + len(self.state.members)
 
     def _conclude(self, ending: Ending) -> dict[str, Any]:
         """Write what the run leaves behind, and return its summary; every rank must call it."""
@@ -309,21 +322,17 @@ class Trainer:
         summary = summary_of(self.state, self.config, self.world.size, self._result, stopped_by)
         summary["broken_images"] = self.feeds.total_broken(self.device)
         ranks = gather_ranks(self.watch, self.hosts)
-        if self.recorder is not None:
+        if self.writer.is_open:
             if ending != Ending.STOPPED:
-                write_atomically(self.folder / "model.safetensors", self._final_weights(ending))
+                is_member = ending == Ending.OVER and self.state.members  # the last collapsed one is the model
+                weights = self.folder / self.state.members[-1].file if is_member else self.components.model
+                write_model(self.folder, weights, card_of(self.config, self.components.train_source, self._result))
             write_json(self.folder / "ranks.json", ranks)
             write_json(self.folder / "summary.json", summary)
-            self.recorder.end(summary)
+            self.writer.end(summary)
         if self.elastic is not None and self.world.size > 1:
             torch.distributed.barrier()  # nobody leaves before the files are there: another may have to write them
         return summary
-
-    def _final_weights(self, ending: Ending) -> bytes:
-        """The last collapsed member, or the model as it is."""
-        if ending == Ending.OVER and self.state.members:
-            return (self.folder / self.state.members[-1].file).read_bytes()
-        return weights_bytes(self.components.model)
 
     @contextmanager
     def _entered(self, phase: TrainingPhase) -> Iterator[TrainingPhase]:
@@ -335,11 +344,7 @@ class Trainer:
                 clear_state(components.optimizer)
             yield phase
             return
-        with branch(
-            *components.trained,
-            reset_momentum=phase.reset_momentum,
-            trunk=self.trunk_state,
-        ) as trunk_state:
+        with components.trained.branch(reset_momentum=phase.reset_momentum, trunk=self.trunk_state) as trunk_state:
             self.trunk_state = trunk_state
             if state.trunk_clock is None:
                 state.leave_trunk(start_clock(self.config, phase, len(components.train_source), state.clock.steps))
@@ -348,7 +353,7 @@ class Trainer:
             yield resolved(phase, self.config, state.trunk_clock, measured)
             is_behind = state.phase != phase.number  # a rank that was further has shared its state: stay there
             if is_behind:
-                trunk_state.update(copied(training_state(*components.trained)))
+                trunk_state.update(copied(components.trained.state_dict()))
         self.trunk_state = self.trunk_state if is_behind else None
         self.evaluator.weights_changed()
 
@@ -358,11 +363,12 @@ class Trainer:
         if state.phase != phase.number or state.trunk_clock is None:  # a rank that was further has shared its state
             return
         found = self._evaluate(phase)
-        file = member_file(phase.member)
         if self.world.is_main:
-            write_member(self.folder, file, self.components.model)
+            write_member(self.folder, phase.member, weights_bytes(self.components.model))
         start, length = state.trunk_clock.epoch, state.clock.epoch
-        state.return_to_trunk(Member(phase.member, start, length, found.top1, found.top5, found.loss, file))
+        state.return_to_trunk(
+            Member(phase.member, start, length, found.top1, found.top5, found.loss, member_file(phase.member))
+        )
 
     def _finish_model(self, phase: TrainingPhase, ending: Ending) -> None:
         """Find out how good the model is that the run leaves behind; nothing when it was stopped."""
@@ -378,15 +384,6 @@ class Trainer:
         if not phase.is_branch:
             self.state.note_trunk_top1(found.top1)
         return found
-
-    def _checkpoint_is_due(self, before: Clock) -> bool:
-        settings, clock = self.config.checkpoint, self.state.clock
-        by_steps = bool(settings.every_steps) and clock.steps % settings.every_steps == 0
-        return by_steps or clock.crosses(before, settings.every_epochs)
-
-    def _digest_is_due(self) -> bool:
-        every = self.config.train.digest_every_steps
-        return bool(every) and self.state.clock.steps % every == 0
 
     def _overall(self) -> Clock:
         """Images of all phases together, as a clock."""

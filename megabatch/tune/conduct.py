@@ -19,21 +19,20 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from megabatch.config import Config
 from megabatch.errors import ConfigError, TrainingError
 from megabatch.files import write_atomically, write_json
 from megabatch.recipes import load_config
-from megabatch.report.figure import seconds_text, write_figures
-from megabatch.report.run import read_json, read_metrics
-from megabatch.study.figure import has_matplotlib
+from megabatch.report.figure import has_matplotlib, write_figures
+from megabatch.report.run import read_json
 from megabatch.study.plan import StudyRun, slug
-from megabatch.study.results import csv_text
-from megabatch.study.run import Outcome, free_cores, is_finished, run_side_by_side
+from megabatch.study.run import Outcome, divergence, free_cores, is_finished, run_side_by_side
+from megabatch.text import csv_of_tables, seconds_text
 from megabatch.tune.plan import TunePlan, make_plan, parse_budget
 from megabatch.tune.space import with_values
 
 if TYPE_CHECKING:
     from megabatch.tune.journal import HeldTrial, Journal
+    from megabatch.tune.results import SearchResult
 
 
 @dataclass(frozen=True)
@@ -187,19 +186,22 @@ class Search:
 
     def _cost(self) -> tuple[int, float, int]:
         """Images and seconds of all trials so far, and the images that those under way may still take."""
-        from megabatch.tune.results import read_trials
+        found = self.result()
+        under_way = [one for one in found.trials if one.outcome == "under way"]
+        return found.images, found.seconds, sum(max(0, self._images_of_trial() - one.images) for one in under_way)
 
-        results = read_trials(self.journal.trials())
-        left = sum(max(0, self._images_of_trial() - one.images) for one in results if one.outcome == "under way")
-        return sum(one.images for one in results), math.fsum(one.seconds for one in results), left
+    def result(self) -> SearchResult:
+        """What the trials so far came to."""
+        from megabatch.tune.results import SearchResult, read_trials
+
+        return SearchResult(self.plan, read_trials(self.journal.trials()))
 
     def _note(self, outcome: Outcome, going: int) -> None:
         held = self._going.pop(outcome.run.key)
-        folder = self.output / outcome.run.key
         if outcome.state == "finished":
             self._end_rung(held, outcome.run)
-        elif outcome.state == "failed" and (cost := divergence(folder, outcome.run.config)) is not None:
-            self.journal.diverged(held, *cost)
+        elif (how := divergence(self.output / outcome.run.key, outcome.run.config)) is not None:
+            self.journal.diverged(held, how.samples, how.wall_seconds)
             self._tell(held, "diverged", going)
         else:
             held.close()
@@ -231,41 +233,23 @@ def _is_finite(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def divergence(folder: Path, config: Config) -> tuple[int, float] | None:
-    """Images and seconds of a run that ended because its gradients were not finite; None when it ended otherwise."""
-    path = folder / "metrics.jsonl"
-    rows = list(read_metrics(path)) if path.is_file() else []
-    skipped = 0
-    for row in reversed(rows):
-        if row.get("applied"):
-            break
-        skipped += 1
-    if skipped <= config.train.max_skipped_steps:
-        return None
-    return int(rows[-1]["samples"]), float(rows[-1]["wall_seconds"])
-
-
 def write_results(search: Search, name: str, say: Callable[[str], None]) -> dict[str, Any]:
     """Write everything that a search leaves behind, and say the most important of it.
 
     Raises:
         TrainingError: all trials diverged.
     """
-    from megabatch.tune import results as of
     from megabatch.tune.figure import write_page
 
-    plan, output = search.plan, search.output
-    found = of.read_trials(search.journal.trials())
-    if not found:
+    plan, output, found = search.plan, search.output, search.result()
+    if not found.trials:
         return {}
-    rows, said = of.rows(plan, found), of.statements(plan, found)
-    shares, best = of.importance(plan, found), of.best_trial(found, plan.maximize)
-    table = of.markdown_table(plan, found)
-    write_atomically(output / "trials.csv", csv_text(rows))
+    rows, said, best, table = found.rows, found.statements, found.best, found.table
+    write_atomically(output / "trials.csv", csv_of_tables(rows))
     write_atomically(
         output / "table.md", f"# Tuning {name}\n\n{table}\n" + "\n".join(f"- {one}" for one in said) + "\n"
     )
-    drawn = write_page(output / "report.html", name, plan, found, said, shares)
+    drawn = write_page(output / "report.html", name, found)
     if has_matplotlib():
         write_figures(drawn, output / "figures")
     whole: dict[str, Any] = {
@@ -277,18 +261,18 @@ def write_results(search: Search, name: str, say: Callable[[str], None]) -> dict
         "epochs": [rung.epochs for rung in plan.rungs],
         "trials": rows,
         "best": None if best is None else {"trial": best.number, "value": best.numbers[-1], "values": best.values},
-        "good_ranges": [vars(one) for one in of.good_ranges(plan, found)],
-        "importance": shares,
-        "images": sum(one.images for one in found),
-        "images_without_pruning": of.images_of_all(plan, found),
-        "seconds": math.fsum(one.seconds for one in found),
+        "good_ranges": [vars(one) for one in found.good_ranges],
+        "importance": found.importance,
+        "images": found.images,
+        "images_without_pruning": found.images_of_all,
+        "seconds": found.seconds,
         "statements": said,
     }
     if best is not None:
         write_atomically(output / "best.toml", with_values(plan.recipe, best.values).to_toml())
         whole["best_recipe"] = str(output / "best.toml")
     write_json(output / "tune.json", whole)
-    if problem := of.all_diverged(plan, found):
+    if problem := found.all_diverged:
         raise TrainingError(problem)
     for line in (table, *said):
         say(line)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
@@ -10,18 +9,18 @@ from megabatch.files import write_atomically
 from megabatch.report.figure import Axis, Figure, Missing, Series, run_color
 from megabatch.report.page import page_of, whole_file
 from megabatch.report.sections import figures_section, html_table
-from megabatch.tune.plan import TunePlan
-from megabatch.tune.results import TrialResult, rows
+from megabatch.tune.results import SearchResult
 from megabatch.tune.space import LEVEL
 
 
-def figures(plan: TunePlan, results: Sequence[TrialResult], shares: dict[str, float]) -> list[Figure | Missing]:
+def figures(found: SearchResult) -> list[Figure | Missing]:
     """Every figure, or why it is not there."""
-    return [by_rate(plan, results), importance_bars(plan, shares), what_was_saved(plan, results)]
+    return [by_rate(found), importance_bars(found), what_was_saved(found)]
 
 
-def by_rate(plan: TunePlan, results: Sequence[TrialResult]) -> Figure | Missing:
+def by_rate(found: SearchResult) -> Figure | Missing:
     """A point per trial and length; diverged trials along the bottom."""
+    plan, results = found.plan, found.trials
     dimension = next((one for one in plan.space if one.key == LEVEL), plan.space[0])
     title = f"{plan.metric} by {dimension.key}, every trial"
     scored = [one for one in results if one.numbers]
@@ -69,22 +68,24 @@ def by_rate(plan: TunePlan, results: Sequence[TrialResult]) -> Figure | Missing:
     )
 
 
-def importance_bars(plan: TunePlan, shares: dict[str, float]) -> Figure | Missing:
-    title = "What decides the result"
+def importance_bars(found: SearchResult) -> Figure | Missing:
+    """What each setting decides."""
+    title, shares = "What decides the result", found.importance
     if not shares:
         return Missing("tune_importance", title, "too few trials have ended with different numbers")
     order = sorted(shares, key=lambda key: shares[key])
     bars = Series("importance", "train", tuple(order), tuple(shares[key] for key in order), mark="bars")
     caption = (
-        f"Share of {plan.metric} at the shortest length that each setting decides within its range "
+        f"Share of {found.plan.metric} at the shortest length that each setting decides within its range "
         "(PED-ANOVA, by Optuna). With few trials it is a hint."
     )
     axes = Axis("setting", kind="category"), Axis("importance", percent=True, from_zero=True)
     return Figure("tune_importance", title, caption, *axes, (bars,), horizontal=True)
 
 
-def what_was_saved(plan: TunePlan, results: Sequence[TrialResult]) -> Figure | Missing:
+def what_was_saved(found: SearchResult) -> Figure | Missing:
     """Images that each trial saw, and those that it would have seen at full length."""
+    plan, results = found.plan, found.trials
     title = "What pruning saved"
     if len(plan.rungs) < 2 or not results:
         return Missing("tune_saved", title, "every trial runs at full length: nothing is pruned")
@@ -109,16 +110,13 @@ def what_was_saved(plan: TunePlan, results: Sequence[TrialResult]) -> Figure | M
     )
 
 
-def write_page(
-    path: Path, name: str, plan: TunePlan, results: Sequence[TrialResult], said: Sequence[str], shares: dict[str, float]
-) -> list[Figure]:
+def write_page(path: Path, name: str, found: SearchResult) -> list[Figure]:
     """Write the report of a search; returns the figures in it."""
-    found = figures(plan, results, shares)
-    drawn = [one for one in found if isinstance(one, Figure)]
-    missing = [one for one in found if isinstance(one, Missing)]
+    plan, table, wanted = found.plan, found.rows, figures(found)
+    drawn = [one for one in wanted if isinstance(one, Figure)]
+    missing = [one for one in wanted if isinstance(one, Missing)]
     title = f"Tuning {name}: {plan.metric} on held-out images"
-    sentences = "".join(f"<li>{escape(one)}</li>" for one in said)
-    table = rows(plan, results)
+    sentences = "".join(f"<li>{escape(one)}</li>" for one in found.statements)
     head = list(table[0])
     cells = [["" if row[key] is None else _cell(row[key]) for key in head] for row in table]
     ranges = [[one.key, f"{one.low:.4g}", f"{one.high:.4g}", "log" if one.log else "linear"] for one in plan.space]

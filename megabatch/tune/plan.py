@@ -12,10 +12,8 @@ schedule, whose lr has come down. One in `REDUCTION` trials goes on to the next 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from megabatch.config import Config
 from megabatch.data.formats import open_source
@@ -23,6 +21,7 @@ from megabatch.errors import ConfigError
 from megabatch.recipes.scale import over_epochs
 from megabatch.recipes.validate import validate
 from megabatch.schedule.batch import count_steps, parse_stages
+from megabatch.text import read_seconds
 from megabatch.train.run_dir import digest_of
 from megabatch.tune.space import Dimension, default_space, parse_search, with_values
 
@@ -31,7 +30,6 @@ MIN_STEPS = 40  # of the shortest run: fewer tell nothing
 MAX_RUNGS = 3
 METRICS = {"top1": True, "top5": True, "val_loss": False}  # whether more is better
 _HELD_OUT_SHARE, _MAX_HELD_OUT = 10, 10_000
-_UNITS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @dataclass(frozen=True)
@@ -69,8 +67,10 @@ class TunePlan:
         return config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update=often)})
 
     def images(self, rung: Rung) -> int:
-        """Training images that a run of this length sees."""
-        return round(rung.epochs * self.num_train)
+        """Training images that a run of this length sees, those of collapses included."""
+        collapse = self.trial.collapse
+        branches = len(collapse.at_epochs) * collapse.epochs / self.trial.train.epochs if collapse else 0.0
+        return round(rung.epochs * (1 + branches) * self.num_train)
 
 
 def make_plan(
@@ -89,10 +89,6 @@ def make_plan(
     """
     if metric not in METRICS:
         raise ConfigError(f"--metric '{metric}' is no number that runs are judged by; choose from {', '.join(METRICS)}")
-    if recipe.collapse is not None:
-        raise ConfigError(
-            "the recipe collapses its trunk into members, which tune does not search; tune its trunk alone"
-        )
     space = tuple(parse_search(text, recipe) for text in search) or default_space(recipe)
     keys = [one.key for one in space]
     if len(set(keys)) < len(keys):
@@ -124,10 +120,8 @@ def count_training_images(config: Config) -> int:
     if data.source == "generated":
         return data.generated.num_train
     # Nothing is decoded: only the labels are looked at.
-    options: dict[str, Any] = {"memory_limit_bytes": 0} if data.source in ("parquet", "folder", "tar") else {}
-    if data.num_classes:
-        options["num_classes"] = data.num_classes
-    return len(open_source(data.source, data.path or None, "train", **options))
+    options = {"num_classes": data.num_classes} if data.num_classes else {}
+    return len(open_source(data.source, data.path or None, "train", memory_limit_bytes=0, **options))
 
 
 def split(num_images: int, config: Config, held_out: int | None = None) -> tuple[int, int]:
@@ -158,7 +152,7 @@ def parse_budget(text: str) -> float:
     Raises:
         ConfigError: anything else.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|min|m|h|d)\s*", text)
-    if match is None or not float(match[1]) > 0:
+    seconds = read_seconds(text)
+    if not seconds or text.strip()[-1].isdigit():
         raise ConfigError(f"--budget '{text}' is no time; write a number above 0 and s, min, h or d, for example 2h")
-    return float(match[1]) * _UNITS[match[2]]
+    return seconds

@@ -166,12 +166,14 @@ def with_values(config: Config, values: Mapping[str, float]) -> Config:
 
 
 def parse_search(text: str, config: Config) -> Dimension:
-    """Read `key=low:high` or `key=low:high:log`, and check that the recipe takes both ends.
+    """Read `key=low:high` or `key=low:high:log`, and check that the recipe takes both ends; `key`: its default range.
 
     Raises:
         ConfigError: in one line.
     """
     key, equals, ends = (part.strip() for part in text.partition("="))
+    if not equals and (known := next((one for one in default_space(config) if one.key == key), None)):
+        return known
     words = ends.split(":")
     try:
         low, high = float(words[0]), float(words[1])
@@ -180,7 +182,8 @@ def parse_search(text: str, config: Config) -> Dimension:
     is_log = words[2:] == ["log"]
     if not equals or not (math.isfinite(low) and math.isfinite(high)) or (words[2:] and not is_log):
         raise ConfigError(
-            f"--search '{text}' cannot be read; write key=low:high or key=low:high:log, {LEVEL}=0.1:10:log"
+            f"--search '{text}' cannot be read; write key=low:high or key=low:high:log, {LEVEL}=0.1:10:log, or a "
+            f"key with a default range: {', '.join(one.key for one in default_space(config))}"
         )
     if not low < high or (is_log and low <= 0):
         raise ConfigError(f"--search '{text}' is no rising range{' above 0' if is_log else ''}; give low < high")

@@ -133,9 +133,10 @@ def test_findings_are_printed_one_to_a_line() -> None:
     ]
 
 
-def _measured(rates: tuple[float, ...], solo: float = 0.0) -> AxisMeasurement:
+def _measured(rates: tuple[float, ...], solo: float = 0.0, in_memory: tuple[int, ...] = ()) -> AxisMeasurement:
     lines = tuple((rank, rank + len(rates)) for rank in range(len(rates)))
-    return AxisMeasurement(lines, (2e-3,) * len(rates), rates, 0.0, solo)
+    kinds = tuple(line in in_memory for line in range(len(rates)))
+    return AxisMeasurement(lines, (2e-3,) * len(rates), rates, 0.0, solo, kinds)
 
 
 def test_a_line_below_half_of_the_median_is_slow() -> None:
@@ -143,6 +144,9 @@ def test_a_line_below_half_of_the_median_is_slow() -> None:
     assert slow_lines(_measured((10, 9, 11, 5))) == []
     assert slow_lines(_measured((10, 4))) == [1]  # of two, the faster is the measure
     assert slow_lines(_measured((10,))) == []
+    # A cable is slower than memory, and that is no fault of it.
+    assert slow_lines(_measured((90, 80, 10, 9), in_memory=(0, 1))) == []
+    assert slow_lines(_measured((90, 30, 10, 4), in_memory=(0, 1))) == [1, 3]
 
 
 def test_findings_name_ranks_and_hosts_of_a_slow_line() -> None:
@@ -159,6 +163,10 @@ def test_findings_name_ranks_and_hosts_of_a_slow_line() -> None:
     (fine,) = axis_findings(_measured((10e6, 9e6), solo=20e6), "column", [])
     assert fine["good"] is True
     assert fine["text"].endswith("one alone is 2.0 times as fast, so they share a link")
+    (inside,) = axis_findings(_measured((10e6, 9e6), in_memory=(0, 1)), "row", [])
+    assert inside["text"].endswith("9 to 10 MB/s with all at once, through shared memory")
+    (mixed,) = axis_findings(_measured((90e6, 9e6), in_memory=(0,)), "row", [])
+    assert mixed["text"].endswith("9 to 90 MB/s with all at once, through shared memory in 1 of them")
 
 
 def test_the_map_tells_where_ranks_sit() -> None:
@@ -195,8 +203,9 @@ def _examine(rank: int) -> list[dict[str, Any]]:
             time.sleep(part.numel() * part.element_size() / 0.2e6)
         send(self, part, to, tag)
 
-    grid = ProcessGrid.build("2x2", timeout_seconds=30)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEGABATCH_HOST", f"host{rank // 2}")  # cables run between hosts, rows lie inside them
+        grid = ProcessGrid.build("2x2", timeout_seconds=30)
         patch.setattr(Link, "send", slow_send)
         return examine_world(grid, budget_seconds=0.2)
 
@@ -208,8 +217,11 @@ def test_a_slow_cable_is_found_on_real_ranks() -> None:
     assert names[0] == "grid"
     assert names.count("column") == names.count("row") == 1
     slow = [finding["text"] for finding in answers[0] if finding["name"] == "slow link"]
-    assert any(text.startswith("column of ranks 1, 3 (hosts ") for text in slow)
+    assert any(text.startswith("column of ranks 1, 3 (hosts host0, host1)") for text in slow)
     assert not any(text.startswith("column of ranks 0, 2") for text in slow)
+    texts = {finding["name"]: finding["text"] for finding in answers[0]}
+    assert "shared memory" in texts["row"]
+    assert "shared memory" not in texts["column"]
 
 
 def test_doctor_under_torchrun_maps_the_world_once() -> None:

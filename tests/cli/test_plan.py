@@ -31,11 +31,14 @@ def test_json_and_a_file_that_train_can_follow(tmp_path: Path) -> None:
     assert read_plan(tmp_path / "plan.json").grid == data["grid"]
     assert data["calibration"] == {"sources": [], "fit": None}
     assert data["sensitivity"][0]["gain"] > 0
+    assert data["epochs_from"] == "the recipe's own 8"
 
 
 def test_words_for_people() -> None:
     words = ("--workers", "8,16", "--target", 75.9, "--batch", 8192, "--batch", "0:4096 2:8192")
-    assert "Choice" in typed("goyal2017", "--cluster", "abci", *words)
+    said = " ".join(typed("goyal2017", "--cluster", "abci", *words).split())
+    assert "Choice" in said
+    assert "reference convergence points at global batches of 1,632 to 67,840, not the recipe's own 90" in said
 
 
 def test_clusters_are_listed_and_shown() -> None:

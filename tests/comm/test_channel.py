@@ -19,6 +19,7 @@ from megabatch.comm.allreduce import AllReducer
 from megabatch.comm.channel import Workers
 from megabatch.comm.grid import ProcessGrid
 from megabatch.comm.primitives import PRIMITIVES, Primitive
+from megabatch.comm.shared_memory import SHARED
 from megabatch.errors import CommunicationError
 from tests.ranks import RankFailureError, run_ranks
 
@@ -42,14 +43,16 @@ def _die_in(phase: str, patch: pytest.MonkeyPatch) -> None:
 
         return run
 
-    for pattern in ("ring", "direct"):
-        patch.setitem(PRIMITIVES, (operation, pattern), dying(PRIMITIVES[operation, pattern]))
+    for table in (PRIMITIVES, SHARED):
+        for pattern in ("ring", "direct"):
+            patch.setitem(table, (operation, pattern), dying(table[operation, pattern]))
 
 
-def _reduce_until_it_breaks(rank: int, phase: str, numel: int) -> None:
+def _reduce_until_it_breaks(rank: int, phase: str, numel: int, shared: bool) -> None:
     if numel == LONG:
         os.environ["MEGABATCH_HOST"] = f"host{rank // 2}"  # rows inside hosts: a long message goes in several channels
-    grid = ProcessGrid.build("2x2", timeout_seconds=60)
+    grid = ProcessGrid.build("2x2", timeout_seconds=60, shared_memory=shared)
+    assert (1 in grid.memory) == shared
     with pytest.MonkeyPatch.context() as patch:
         AllReducer(grid).run(torch.ones(1000), task="warm-up")
         if rank == VICTIM:
@@ -61,19 +64,22 @@ def _reduce_until_it_breaks(rank: int, phase: str, numel: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "numel"),
+    ("phase", "numel", "shared"),
     [
-        ("row reduce-scatter", 1000),
-        ("column all-reduce", 1000),
-        ("row all-gather", 1000),
-        ("column all-reduce", 100_000),
-        ("column all-reduce", LONG),
+        ("row reduce-scatter", 1000, False),
+        ("column all-reduce", 1000, True),
+        ("column all-reduce", 1000, False),
+        ("row all-gather", 1000, True),
+        ("column all-reduce", 100_000, False),
+        ("row reduce-scatter", 100_000, True),
+        ("column all-reduce", LONG, False),
+        ("column all-reduce", LONG, True),  # rows through shared memory, columns not
     ],
 )
-def test_a_rank_that_dies_in_a_phase_is_named_by_every_other(phase: str, numel: int) -> None:
+def test_a_rank_that_dies_in_a_phase_is_named_by_every_other(phase: str, numel: int, shared: bool) -> None:
     start = time.monotonic()
     with pytest.raises(RankFailureError) as caught:
-        run_ranks(4, _reduce_until_it_breaks, phase, numel)
+        run_ranks(4, _reduce_until_it_breaks, phase, numel, shared)
     assert time.monotonic() - start < 50  # sooner than the timeout of 60 s: nobody waited it out
     reports = dict(re.findall(r"^megabatch\.errors\.CommunicationError: rank (\d), (.*)$", str(caught.value), re.M))
     assert sorted(reports) == ["0", "1", "2"]

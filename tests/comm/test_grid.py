@@ -257,13 +257,16 @@ def test_groups_that_cannot_connect_are_named(monkeypatch: pytest.MonkeyPatch) -
     )
 
 
-def _ask(hosts: str, shapes: Sequence[str], absent: int | None = None) -> list[Layout | MegabatchError]:
+def _ask(
+    hosts: str, shapes: Sequence[str], absent: int | None = None, devices: Sequence[str] = ()
+) -> list[Layout | MegabatchError]:
     store = HashStore()
 
     def rank_asks(rank: int) -> Layout | MegabatchError:
         try:
             wanted = parse_grid(shapes[rank]) if shapes[rank] else None
-            return check_grid_consistency(store, rank, len(hosts), wanted, hosts[rank], 1.0)
+            device = devices[rank] if devices else ""
+            return check_grid_consistency(store, rank, len(hosts), wanted, hosts[rank], 1.0, device)
         except MegabatchError as error:
             return error
 
@@ -306,6 +309,15 @@ def test_a_rank_that_does_not_come_is_named_by_all_others() -> None:
     assert len(errors) == 3
     assert all(isinstance(error, LaunchError) for error in errors)
     assert {str(error) for error in errors} == {"no grid: rank 2 did not come within 1 s; look at the log of rank 2"}
+
+
+def test_two_ranks_of_a_host_cannot_have_one_device() -> None:
+    errors = _ask("aabb", [""] * 4, devices=["GPU-1", "GPU-2", "GPU-1", "GPU-1"])
+    assert all(isinstance(error, LaunchError) for error in errors)
+    assert {str(error) for error in errors} == {
+        "ranks 2, 3 on host b have the same device (GPU-1); start one worker per device, or show each worker its own"
+    }
+    assert isinstance(_ask("aabb", [""] * 4, devices=["GPU-1", "GPU-2"] * 2)[0], Layout)
 
 
 def test_a_missing_rank_0_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -274,7 +274,7 @@ def test_on_cuda_work_is_enqueued_on_one_stream_behind_the_gradients(monkeypatch
             log.append(f"result on {current[0]}")
             super().set_result(result)
 
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: _Stream("side", log))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: _Stream(f"side {priority}", log))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: _Stream(current[0], log))
     monkeypatch.setattr(torch.cuda, "stream", stream)
     monkeypatch.setattr(torch.futures, "Future", Future)
@@ -287,8 +287,8 @@ def test_on_cuda_work_is_enqueued_on_one_stream_behind_the_gradients(monkeypatch
             torch.device("cuda", 0),
         )
         assert future.wait() is buffer
-    before, after = ["side waits for compute", "future on cuda:0"], ["result on side"]
-    assert log == [*before, "bucket 0 on side", *after, *before, "bucket 1 on side", *after]
+    before, after = ["side -1 waits for compute", "future on cuda:0"], ["result on side -1"]  # -1: urgent
+    assert log == [*before, "bucket 0 on side -1", *after, *before, "bucket 1 on side -1", *after]
 
 
 def network() -> nn.Module:

@@ -30,7 +30,7 @@ def slow_down(patch: pytest.MonkeyPatch, ranks: set[int], bytes_per_second: floa
 
 
 def _measure(rank: int) -> dict[str, Any]:
-    grid = ProcessGrid.build("2x2", timeout_seconds=30)
+    grid = ProcessGrid.build("2x2", timeout_seconds=30, shared_memory=False)
     told: dict[str, Any] = {"table": gather(grid, [float(rank), -1.5 * rank])}
     told["text"] = from_rank_0(grid, f"gr\u00fcn {rank}")
     told["empty"] = from_rank_0(grid, "" if rank == 0 else "x")
@@ -92,14 +92,14 @@ def _calibrate_row(rank: int) -> str:
 
 def test_the_cost_of_an_axis_is_that_of_its_worst_line() -> None:
     lines = ((0, 2), (1, 3))
-    measured = AxisMeasurement(lines, (1e-3, 2e-3), (40e6, 10e6), 5e-3, 120e6)
+    measured = AxisMeasurement(lines, (1e-3, 2e-3), (40e6, 10e6), 5e-3, 120e6, (False, False))
     cost = measured.cost("column")
     # Line 0 alone is three times as fast as together with line 1, so three ranks' worth of traffic share a link.
     assert (cost.name, cost.size, cost.latency_seconds, cost.ranks_per_link) == ("column", 2, 2e-3, 3.0)
     assert cost.rate(alone=False) == pytest.approx(10e6)
     assert cost.bytes_per_second == pytest.approx(30e6)
     assert cost.message_overhead_seconds == 2e-3  # never above the latency, which contains it
-    assert AxisMeasurement(lines, (1e-3, 2e-3), (40e6, 10e6), 0, 0).cost("column").ranks_per_link == 1
+    assert AxisMeasurement(lines, (1e-3, 2e-3), (40e6, 10e6), 0, 0, (False, False)).cost("column").ranks_per_link == 1
 
 
 def test_rates_are_what_further_bytes_add_to_a_step() -> None:

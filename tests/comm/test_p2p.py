@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from megabatch.comm.p2p import (
     message_tag,
 )
 from megabatch.comm.phases import ALGORITHMS
+from megabatch.errors import ConfigError
 from tests.ranks import run_ranks
 
 
@@ -161,7 +164,9 @@ def _reduce_by_library(rank: int) -> list[Any]:
     wrong: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grid, "on_gloo", lambda axes: False)
-        for algorithm in ALGORITHMS:
+        with pytest.raises(ConfigError, match="two_way_torus keeps all axes busy at once"):
+            AllReducer(grid, "two_way_torus")
+        for algorithm in [name for name in ALGORITHMS if name != "two_way_torus"]:
             for average in (False, True):
                 reducer = AllReducer(grid, algorithm, average=average)
                 for numel in (1, 7, 101, 96, 0):  # padded, padded, padded to another length, whole, empty
@@ -177,5 +182,21 @@ def _reduce_by_library(rank: int) -> list[Any]:
     return wrong
 
 
-def test_every_algorithm_works_on_the_backends_own_collectives() -> None:
+def test_every_algorithm_of_one_channel_works_on_the_backends_own_collectives() -> None:
     assert run_ranks(6, _reduce_by_library) == [[]] * 6
+
+
+@pytest.mark.parametrize("on_cuda", [True, False])
+def test_on_a_device_collectives_run_on_the_current_stream(monkeypatch: pytest.MonkeyPatch, on_cuda: bool) -> None:
+    asked: list[bool] = []
+
+    def all_reduce(part: object, group: object, async_op: bool) -> Any:
+        asked.append(async_op)
+        return SimpleNamespace(wait=lambda timeout: None) if async_op else None
+
+    monkeypatch.setattr("torch.distributed.all_reduce", all_reduce)
+    link: Any = SimpleNamespace(group=None, timeout=timedelta(seconds=1))
+    run = LIBRARY["all_reduce"](link, SimpleNamespace(is_cuda=on_cuda))
+    next(run)
+    next(run)
+    assert asked == [not on_cuda]  # a collective that is not asynchronous is enqueued where the caller is

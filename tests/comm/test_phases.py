@@ -14,6 +14,7 @@ from megabatch.comm.phases import (
     SHORT_MESSAGE_BYTES,
     WORLD,
     divisions,
+    equal_parts,
     halving_core,
     num_channels,
     num_steps,
@@ -119,6 +120,25 @@ def test_hierarchical_sends_the_whole_message_through_leaders() -> None:
         (1, True),
         (2, False),
     ]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "sizes", "parts"),
+    [
+        ("torus", (16, 8), 8),  # the row alone: what is left is all-reduced along the column at any length
+        ("torus", (2, 3, 4), 12),
+        ("direct", (4, 1), 1),  # one axis: a single all-reduce
+        ("two_way_torus", (4, 6), 2 * 12),  # half of the message in 6 parts, half in 4
+        ("ring", (16, 8), 1),
+        ("hierarchical", (16, 8), 1),
+        ("exchange", (16, 8), 1),
+        ("backend", (16, 8), 1),
+    ],
+)
+def test_messages_are_padded_only_where_the_backend_scatters_them(
+    algorithm: str, sizes: tuple[int, ...], parts: int
+) -> None:
+    assert equal_parts(phases(algorithm, sizes)) == parts
 
 
 def test_two_way_torus_keeps_both_axes_busy_with_half_each() -> None:

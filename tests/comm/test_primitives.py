@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from fractions import Fraction
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,7 +55,7 @@ def _record(monkeypatch: pytest.MonkeyPatch) -> list[Event]:
 
 
 def _count(rank: int, shape: str) -> dict[tuple[str, int], list[Event]]:
-    grid = ProcessGrid.build(shape, timeout_seconds=20)
+    grid = ProcessGrid.build(shape, timeout_seconds=20, shared_memory=False)
     counted: dict[tuple[str, int], list[Event]] = {}
     for algorithm in OWN_ALGORITHMS:
         for segment_bytes in (2**30, 64):
@@ -187,8 +186,8 @@ def test_chunks_cover_everything_and_differ_by_one() -> None:
             assert torch.equal(torch.cat(chunks), tensor)
             lengths = [chunk.numel() for chunk in chunks]
             assert max(lengths) - min(lengths) <= 1
-            links: list[Any] = [SimpleNamespace(size=pieces, position=index) for index in range(pieces)]
-            assert all(torch.equal(own_chunk(tensor, link), one) for link, one in zip(links, chunks, strict=True))
+            owned = [own_chunk(tensor, position, pieces) for position in range(pieces)]
+            assert all(torch.equal(mine, one) for mine, one in zip(owned, chunks, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -26,7 +26,7 @@ from megabatch.comm.calibration import (
 )
 from megabatch.comm.grid import ProcessGrid
 from megabatch.comm.hook import gradient_hook
-from megabatch.comm.select import AutoReducer, all_reduce, race_choices, size_text
+from megabatch.comm.select import AutoReducer, all_reduce, race_choices
 from megabatch.comm.shape import GridShape
 from megabatch.errors import ConfigError
 from tests.ranks import run_ranks
@@ -170,10 +170,6 @@ def test_reasons_name_latency_or_bytes() -> None:
     )
 
 
-def test_sizes_for_people() -> None:
-    assert [size_text(size) for size in (7, 2048, 1536 * 1024)] == ["7 bytes", "2 KiB", "1.5 MiB"]
-
-
 def test_a_corrected_price_can_speak_for_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     """Own algorithms win at 4 KiB but took many times their price: at 1 MiB that no longer beats the backend."""
     points = (MeasuredPoint("backend", 4096, 0.055), MeasuredPoint("backend", 2**20, 0.06))
@@ -256,7 +252,9 @@ def _hook(rank: int) -> list[Any]:
                 run(self, *args, **options)
 
             patch.setattr(AllReducer, "run", noting)
-            state, _ = gradient_hook(grid, algorithm="auto", buckets_in_flight=2)
+            said: list[str] = []
+            state, _ = gradient_hook(grid, algorithm="auto", buckets_in_flight=2, say=said.append)
+            assert said == (state.explanation if rank == 0 else [])
             sizes = (7, 40_000, 200, 30_001, 1, 50_000)
             futures = [
                 state.reduce_buffer(torch.full((numel,), float(rank + index)), index)

@@ -17,6 +17,7 @@ from megabatch.data.augment import (
     DISTORT_DRAWS,
     Augmentation,
     distort,
+    erase,
     pad_crop_flip,
     resized_crop_box,
 )
@@ -241,3 +242,29 @@ def test_an_image_does_not_depend_on_its_company() -> None:
         distort(alone, policy, draws[at : at + 1])
         np.testing.assert_array_equal(alone[0], together[at])
     assert (together != images).any(axis=(1, 2, 3)).all()
+
+
+def test_a_box_is_erased_worked_out_by_hand() -> None:
+    """0.02 + 0.31 / 2 of 40 x 40 is 280 pixels; aspect 0.3 * (1 / 0.09) ** 0.5 = 1: a square of 17."""
+    image = np.random.default_rng(0).integers(0, 256, (1, 40, 40, 3), dtype=np.uint8)
+    found, kept = image.copy(), image.copy()
+    erase(found, 0.5, np.array([[0.4, 0.5, 0.5, 0.0, 0.999]]))
+    expected = image.copy()
+    expected[0, :17, 23:] = image[0].reshape(-1, 3).astype(np.int64).sum(axis=0) // 1600
+    assert (found == expected).all()
+    erase(kept, 0.5, np.array([[0.5, 0.5, 0.5, 0.0, 0.999]]))
+    assert (kept == image).all()
+
+
+def test_erasing_has_draws_of_its_own_and_the_stated_spread() -> None:
+    policy = Augmentation(crop="pad", padding=2, noise_std=1.0, erase=0.25)
+    assert policy.num_draws == Augmentation(crop="pad", padding=2, noise_std=1.0).num_draws + 5
+    images = np.zeros((2000, 32, 32, 1), dtype=np.uint8)
+    images[:, ::2] = 200  # stripes of mean 100
+    before = images.copy()
+    erase(images, 0.25, keyed_uniforms(1, 0, np.arange(2000), 5))
+    shares = (images == 100).mean(axis=(1, 2, 3))
+    assert (images != before).any(axis=(1, 2, 3)).mean() == pytest.approx(0.25, abs=0.03)
+    assert shares.max() <= 0.36  # rounded to whole pixels
+    assert shares[shares > 0].min() >= 0.015
+    assert shares[shares > 0].mean() == pytest.approx(0.175, abs=0.02)

@@ -71,7 +71,7 @@ def test_a_missing_split_of_every_kind(tmp_path: Path, kind: str) -> None:
 def test_mistakes(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not exist"):
         detect_kind(tmp_path / "nowhere")
-    with pytest.raises(DataError, match=r"holds no \*.tar, .*; name the kind with --source"):
+    with pytest.raises(DataError, match=r"holds no \*.tar, .*, or name the kind: --source"):
         detect_kind(tmp_path)
     with pytest.raises(ConfigError, match="unknown data source 'tra'"):
         open_splits(tmp_path, "tra")

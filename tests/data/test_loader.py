@@ -16,13 +16,15 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from megabatch.data import batches
 from megabatch.data.augment import Augmentation
 from megabatch.data.batches import BrokenLog, Feeding, assemble_training
 from megabatch.data.formats import open_source
-from megabatch.data.loader import Ghost, GhostLoader
-from megabatch.data.randomness import stream
+from megabatch.data.loader import Ghost, GhostLoader, Mixed
+from megabatch.data.mix import mix
+from megabatch.data.randomness import keyed_uniforms, sample_stream
 from megabatch.data.sources import ImageArray, Source
 from megabatch.errors import DataError
 from megabatch.schedule.batch import Step, iterate_steps, parse_stages
@@ -74,9 +76,12 @@ def read_all(one: GhostLoader) -> list[tuple[Step, list[Ghost]]]:
 
 
 def same(one: Ghost, other: Ghost) -> bool:
-    return (
-        one.number == other.number and torch.equal(one.images, other.images) and torch.equal(one.labels, other.labels)
-    )
+    def parts(ghost: Ghost) -> list[Tensor]:
+        mixed = ghost.mixed
+        return [ghost.images, ghost.labels, *([mixed.labels, mixed.shares] if mixed else [])]
+
+    pairs = zip(parts(one), parts(other), strict=True)
+    return one.number == other.number and all(torch.equal(left, right) for left, right in pairs)
 
 
 def test_one_worker_gets_the_images_of_the_stream() -> None:
@@ -85,7 +90,7 @@ def test_one_worker_gets_the_images_of_the_stream() -> None:
     ghosts = [ghost for _, of_step in got for ghost in of_step]
     assert [ghost.number for ghost in ghosts] == list(range(TOTAL // GHOST))
     for ghost in ghosts:
-        epochs, samples = stream(SEED, NUM_IMAGES, ghost.number * GHOST, GHOST)
+        epochs, samples = sample_stream(SEED, NUM_IMAGES, ghost.number * GHOST, GHOST)
         images, labels = assemble_training(source(), AUGMENTATION, SIZE, SEED, epochs, samples)
         assert torch.equal(ghost.images, torch.from_numpy(images))
         assert torch.equal(ghost.labels, torch.from_numpy(labels))
@@ -223,7 +228,18 @@ def test_the_last_item_is_not_lost_when_it_comes_at_the_end_of_a_wait(monkeypatc
 
 # --- threads, processes, sizes, broken images ---
 
-ALL_CHANGES = Augmentation(crop="resized", flip=True, brightness=0.4, contrast=0.4, rotation_degrees=9, noise_std=4)
+ALL_CHANGES = Augmentation(
+    crop="resized",
+    flip=True,
+    brightness=0.4,
+    contrast=0.4,
+    rotation_degrees=9,
+    noise_std=4,
+    erase=0.3,
+    policy="rand",
+    mixup=0.4,
+    cutmix=1.0,
+)
 
 
 @pytest.fixture(scope="module")
@@ -298,6 +314,20 @@ def test_resuming_at_any_step_gives_the_same_ghosts(photographs: Source, expecte
         assert all(same(ghost, expected[number]) for number, ghost in tail.items())
 
 
+def test_a_mixture_is_that_of_the_ghost_batch(photographs: Source, expected: dict[int, Ghost]) -> None:
+    """The slow way: the images one by one, then the mixture of the whole ghost batch."""
+    sizes = {(step.start_samples + i * GHOST) // GHOST: step.epoch for step in steps() for i in range(step.num_ghosts)}
+    for number, ghost in expected.items():
+        epochs, samples = sample_stream(SEED, NUM_IMAGES, number * GHOST, GHOST)
+        size = 16 if sizes[number] < 1 else 24
+        images, labels = assemble_training(photographs, ALL_CHANGES, size, SEED, epochs, samples)
+        draws = keyed_uniforms(SEED, epochs, samples, ALL_CHANGES.num_draws)[:, ALL_CHANGES.draws_of("mix")]
+        shares = mix(images, ALL_CHANGES, draws)
+        partners = torch.from_numpy(np.append(labels[1:], labels[0]))
+        mixed = Mixed(partners, torch.from_numpy(shares))
+        assert same(ghost, Ghost(torch.from_numpy(images), torch.from_numpy(labels), number, mixed=mixed))
+
+
 def test_shared_memory_is_used_again_once_it_is_let_go(photographs: Source) -> None:
     one = loader(of=photographs, feeding=Feeding(processes=1), ahead=2)
     for _, ghosts in one:
@@ -347,7 +377,7 @@ def test_broken_images_are_replaced_counted_and_listed(tmp_path: Path, threads_:
     labels = {int(label) for ghost in ghosts.values() for label in ghost.labels}
     assert labels == set(range(NUM_IMAGES)) - {3, 4, 20}
     for ghost in ghosts.values():
-        _, samples = stream(SEED, NUM_IMAGES, ghost.number * GHOST, GHOST)
+        _, samples = sample_stream(SEED, NUM_IMAGES, ghost.number * GHOST, GHOST)
         replaced = [{3: 5, 4: 5, 20: 21}.get(sample, sample) for sample in samples.tolist()]
         assert ghost.labels.tolist() == replaced
     listed = [json.loads(line) for line in (tmp_path / "run" / "broken.jsonl").read_text().splitlines()]

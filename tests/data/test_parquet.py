@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from megabatch.data import parquet
+from megabatch.data.formats import open_source
 from megabatch.data.parquet import ParquetImages, choose_files, open_parquet
 from megabatch.data.sources import ImageArray, Source, Split
 from megabatch.errors import DataError
@@ -120,7 +121,7 @@ def test_broken_images_are_named_by_row_and_file(tmp_path: Path) -> None:
     write_parquet(tmp_path / "train-0.parquet", [PNG] * 4, [0] * 4)
     encoded: list[bytes | None] = [PNG, PNG, PNG, PNG, out.getvalue()[:300], PNG, None]
     write_parquet(tmp_path / "train-1.parquet", encoded, [0] * 7)
-    source = open_parquet(tmp_path, "train", memory_limit_bytes=0)
+    source = open_parquet(tmp_path, "train")
     source.read(7)
     with pytest.raises(DataError, match=r"cannot decode the image in row 4 of .*train-1\.parquet: .*[Tt]runcated"):
         source.read(8)
@@ -151,7 +152,7 @@ def test_cached_row_groups_stay_within_the_limit(tmp_path: Path) -> None:
 
 def test_a_vanished_file_is_named(tmp_path: Path) -> None:
     make_parquet(tmp_path, MANY_SIZES, 0)
-    source = open_parquet(tmp_path, "train", memory_limit_bytes=0)
+    source = open_parquet(tmp_path, "train")
     (tmp_path / "train-00001-of-00002.parquet").unlink()
     with pytest.raises(DataError, match=r"cannot read row group 2 of .*train-00001-of-00002\.parquet"):
         source.read(10)
@@ -160,7 +161,7 @@ def test_a_vanished_file_is_named(tmp_path: Path) -> None:
 def test_many_rows_in_odd_row_groups(tmp_path: Path) -> None:
     images = random_images(5, [(4, 4)] * 601, 3)
     write_parquet(tmp_path / "train-0.parquet", [png_bytes(p) for p in images], [i % 7 for i in range(601)], 13)
-    source = open_parquet(tmp_path, "train")
+    source = open_source("parquet", tmp_path, "train")
     assert isinstance(source, ImageArray)
     np.testing.assert_array_equal(source.images, np.stack(images))
 
@@ -190,11 +191,11 @@ def test_photographs_of_many_sizes(real_data: Path) -> None:
 
 def test_the_index_is_cached_and_follows_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_parquet(tmp_path / "train-0.parquet", [PNG] * 5, [0, 1, 2, 0, 1], 2)
-    first = open_parquet(tmp_path, "train", memory_limit_bytes=0)
+    first = open_parquet(tmp_path, "train")
     with monkeypatch.context() as patch:
         patch.setattr(parquet, "_inspect", lambda *_: pytest.fail("the file was looked through again"))
-        again = open_parquet(tmp_path, "train", memory_limit_bytes=0)
+        again = open_parquet(tmp_path, "train")
     assert again.labels.tolist() == first.labels.tolist() == [0, 1, 2, 0, 1]
     np.testing.assert_array_equal(again.read(4), first.read(4))
     write_parquet(tmp_path / "train-0.parquet", [PNG] * 6, [3] * 6, 2)
-    assert open_parquet(tmp_path, "train", memory_limit_bytes=0).labels.tolist() == [3] * 6
+    assert open_parquet(tmp_path, "train").labels.tolist() == [3] * 6

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from megabatch.data.randomness import epoch_order, keyed_bits, keyed_uniforms, splitmix64, stream
+from megabatch.data.randomness import epoch_order, keyed_bits, keyed_uniforms, sample_stream, splitmix64
 
 _MASK = 2**64 - 1
 
@@ -74,7 +74,7 @@ def test_nobody_can_change_the_order_for_others() -> None:
 @given(st.integers(1, 30), st.integers(0, 100), st.integers(0, 70))
 def test_a_stream_is_the_epochs_laid_end_to_end(num_samples: int, start: int, count: int) -> None:
     long = [(epoch, sample) for epoch in range(180 // num_samples + 1) for sample in epoch_order(5, epoch, num_samples)]
-    epochs, samples = stream(5, num_samples, start, count)
+    epochs, samples = sample_stream(5, num_samples, start, count)
     assert epochs.dtype == samples.dtype == np.int64
     assert list(zip(epochs.tolist(), samples.tolist(), strict=True)) == long[start : start + count]
 

@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megabatch.data.raw import open_raw
+from megabatch.data.raw import RawImages
 from megabatch.errors import DataError
 from tests.data.conftest import MANY_SIZES, make_raw
 
 
 def test_reading_is_a_view_of_the_file(tmp_path: Path) -> None:
     given = make_raw(tmp_path, MANY_SIZES)
-    source = open_raw(tmp_path, "train")
+    source = RawImages(tmp_path, "train")
     image = source.read(3)
     assert type(image) is np.ndarray
     assert not image.flags.writeable
@@ -35,7 +35,7 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path, change: str) -> None:
     else:
         table.write_bytes(table.read_bytes()[:50])
     with pytest.raises(DataError, match=r"(has \d+ bytes, its table asks for \d+|cannot read .*train-00001.npz)"):
-        open_raw(tmp_path, "train")
+        RawImages(tmp_path, "train")
 
 
 @pytest.mark.parametrize(
@@ -55,4 +55,4 @@ def test_tables_that_point_beyond_the_file_are_refused(tmp_path: Path, name: str
     arrays[name].flat[0] = value
     np.savez(path, **arrays)
     with pytest.raises(DataError, match=message):
-        open_raw(tmp_path, "train")
+        RawImages(tmp_path, "train")

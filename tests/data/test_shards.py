@@ -21,7 +21,7 @@ ENCODED = png_bytes(IMAGE)
 
 def opened(folder: Path, *members: tuple[str, bytes]) -> Source:
     write_tar(folder / "train-0.tar", list(members))
-    return open_tar(folder, "train", memory_limit_bytes=0)
+    return open_tar(folder, "train")
 
 
 def test_keys_labels_and_strangers(tmp_path: Path) -> None:
@@ -85,13 +85,13 @@ def test_the_index_is_cached_and_follows_the_shards(tmp_path: Path, monkeypatch:
     assert len(opened(tmp_path, ("a.png", ENCODED), ("a.cls", b"1"))) == 1
     with monkeypatch.context() as patch:
         patch.setattr(shards, "index_shards", lambda storage: pytest.fail("the index was made again"))
-        assert len(open_tar(tmp_path, "train", memory_limit_bytes=0)) == 1
+        assert len(open_tar(tmp_path, "train")) == 1
     changed = opened(tmp_path, ("a.png", ENCODED), ("a.cls", b"1"), ("b.png", ENCODED), ("b.cls", b"0"))
     assert changed.labels.tolist() == [1, 0]
     # The same size and another date: somebody wrote the file anew.
     write_tar(tmp_path / "train-0.tar", [("a.png", ENCODED), ("a.cls", b"3"), ("b.png", ENCODED), ("b.cls", b"2")])
     os.utime(tmp_path / "train-0.tar", ns=(0, 12345))
-    assert open_tar(tmp_path, "train", memory_limit_bytes=0).labels.tolist() == [3, 2]
+    assert open_tar(tmp_path, "train").labels.tolist() == [3, 2]
 
 
 def test_many_shards_are_in_the_order_of_their_names(tmp_path: Path) -> None:
@@ -127,10 +127,10 @@ def test_names_decide_the_split() -> None:
 def test_real_shards(real_data: Path) -> None:
     if not (real_data / "imagenette224").is_dir():
         pytest.skip(f"no imagenette224 in {real_data}")
-    val = open_tar(real_data / "imagenette224", "val", memory_limit_bytes=0)
+    val = open_tar(real_data / "imagenette224", "val")
     assert len(val) == 2 * 982
     assert (val.num_classes, val.read(1963).shape) == (10, (224, 224, 3))
-    assert len(open_tar(real_data / "imagenette224", "train", memory_limit_bytes=0)) == 4 * 1184
+    assert len(open_tar(real_data / "imagenette224", "train")) == 4 * 1184
 
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}

@@ -108,9 +108,7 @@ def given(tmp_path: Path, store: Any) -> ImageSet:
 
 
 def opened(tmp_path: Path, **options: Any) -> Any:
-    return open_remote_tar(
-        "memory://bucket/set", "train", cache_folder=tmp_path / "cache", memory_limit_bytes=0, **options
-    )
+    return open_remote_tar("memory://bucket/set", "train", cache_folder=tmp_path / "cache", **options)
 
 
 @pytest.mark.parametrize("block_bytes", [700, 10_000, 10**7])
@@ -153,7 +151,7 @@ def test_a_small_cache_still_gives_all_images(tmp_path: Path, given: ImageSet) -
 
 def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path: Path, given: ImageSet) -> None:
     (tmp_path / "file").write_text("in the way")
-    source = open_remote_tar("memory://bucket/set", "val", cache_folder=tmp_path / "file", memory_limit_bytes=0)
+    source = open_remote_tar("memory://bucket/set", "val", cache_folder=tmp_path / "file")
     assert given.images is not None
     np.testing.assert_array_equal(source.read(4), given.images["val"][4])
 

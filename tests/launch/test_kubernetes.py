@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +138,51 @@ def test_what_a_cluster_would_refuse_is_refused_here(given: dict[str, Any], clai
     values = {"output": "/runs/a"} | given
     with pytest.raises(ConfigError):
         kubernetes_manifest(request(**values), "x", claim)
+
+
+@pytest.fixture(scope="module")
+def schemas() -> Any:
+    """Kubernetes' own schemas, as far as a cluster has them by itself; the operators' kinds are not among them."""
+    return pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_kubernetes_itself_would_take_every_object(schemas: Any, tmp_path: Path) -> None:
+    elastic = request(output="/runs/a", elastic=True, min_workers=2)
+    objects = json.loads(elastic_manifest(elastic, "registry/x:1", "runs", namespace="team"))["items"]
+    write_secret(elastic, tmp_path / "secret.json", "team")
+    objects.append(json.loads((tmp_path / "secret.json").read_text()))
+    template = manifest()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    objects.append({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "worker"}, **template})
+    assert [one["kind"] for one in objects] == ["Service", "Deployment", "Job", "Secret", "Pod"]
+    for one in objects:
+        schemas.validate(one, schemas.latest_version(), strict=True)
+    objects[1]["spec"]["template"]["spec"]["containers"][0]["resurces"] = {}
+    with pytest.raises(schemas.ValidationError, match="resurces"):
+        schemas.validate(objects[1], schemas.latest_version(), strict=True)
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_every_pod_examines_its_machine_before_it_trains(tmp_path: Path, code: int) -> None:
+    python, said = tmp_path / "python", tmp_path / "said"
+    python.write_text(f'#!/bin/sh\necho "$RANK $*" >> {said}\n[ "$3" != doctor ] || exit {code}\n')
+    python.chmod(0o755)
+    wanted = request(output="/runs/a", python=str(python))
+    elastic = request(output="/runs/a", python=str(python), elastic=True)
+    jobs = json.loads(elastic_manifest(elastic, "x", "runs"))["items"][2]
+    commands = [
+        json.loads(kubernetes_manifest(wanted, "x", "runs", kind="trainjob"))["spec"]["trainer"]["command"],
+        jobs["spec"]["template"]["spec"]["containers"][0]["command"],
+    ]
+    for command, first in zip(commands, ("-m torch.distributed.run", "-m megabatch train"), strict=True):
+        done = subprocess.run(command, env={"PATH": os.environ["PATH"], "RANK": "7"}, check=False)
+        lines = said.read_text().splitlines()
+        assert (done.returncode, lines[0]) == (code, " -m megabatch doctor")  # alone, whatever the operator says
+        assert len(lines) == (1 if code else 2)
+        assert code or lines[1].startswith(f"7 {first}")
+        said.unlink()
+    kept = kubernetes_manifest(request(output="/runs/a", health_check=False), "x", "runs")
+    assert "doctor" not in kept
 
 
 def test_an_unknown_kind_is_refused_with_the_nearest() -> None:

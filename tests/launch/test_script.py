@@ -258,7 +258,7 @@ def test_an_elastic_run_over_ssh(bad_host: str, tmp_path: Path) -> None:
     assert "0123456789abcdef" not in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("given", [{"gpus_per_node": 4}, {"overrides": ("comm.sums=float",)}])
+@pytest.mark.parametrize("given", [{"gpus_per_node": 4}, {"overrides": ("comm.sums=float",)}, {"min_workers": 9}])
 def test_elastic_runs_that_cannot_work(given: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="elastic"):
         request(elastic=True, **given)
@@ -270,7 +270,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def test_the_examples_are_what_the_command_writes() -> None:
     of_slurm = LaunchRequest("demo", "runs/demo", 4, 8, gpus_per_node=8, time_limit="01:00:00")
     assert (EXAMPLES / "slurm" / "demo.sbatch").read_text() == slurm_script(of_slurm)
-    of_kubernetes = LaunchRequest("demo", "/runs/demo", 4, 8, gpus_per_node=8, health_check=False)
+    of_kubernetes = LaunchRequest("demo", "/runs/demo", 4, 8, gpus_per_node=8)
     manifest = kubernetes_manifest(of_kubernetes, "registry.example/megabatch:1", "runs")
     assert (EXAMPLES / "kubernetes" / "demo.json").read_text() == manifest
     assert (EXAMPLES / "kubernetes" / "Containerfile").read_text() == container_file(cuda=True)

@@ -90,3 +90,28 @@ def test_buffers_are_taken_over_and_gradients_are_not_wanted() -> None:
 def test_a_half_life_that_cannot_work_is_refused(half_life: float) -> None:
     with pytest.raises(ConfigError, match="must be above 0 and finite"):
         WeightAverage(nn.Linear(1, 1), half_life)
+
+
+def test_an_average_that_the_device_decides_about_is_that_of_the_host() -> None:
+    def averaged(on_device: bool) -> tuple[list[torch.Tensor], int]:
+        torch.manual_seed(0)
+        layer = nn.Linear(3, 2)
+        average = WeightAverage(layer, half_life_samples=100)
+        for number in range(8):
+            skip = number in (0, 1, 5)
+            if not skip:
+                with torch.no_grad():
+                    for p in layer.parameters():
+                        p.add_(torch.randn_like(p))
+            if on_device:
+                average.update(20 + number, unless=torch.tensor(skip))
+            elif not skip:
+                average.update(20 + number)
+            if number == 3:
+                average.load_state_dict(average.state_dict())
+        return [p.clone() for p in average.model.parameters()], average.state_dict()["samples"]
+
+    (expected, samples), (found, found_samples) = averaged(False), averaged(True)
+    assert found_samples == samples == 22 + 23 + 24 + 26 + 27
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)

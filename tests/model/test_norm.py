@@ -72,7 +72,7 @@ def train(model: nn.Module, statistics: GhostStatistics, first: int, last: int) 
             with statistics.ghost():
                 model(torch.from_numpy(ghost(step, index)).to(next(model.parameters()).dtype))
         if not mine:
-            with statistics.untouched():
+            with statistics.ghost(counts=False):
                 model(torch.full((6, 2, 3, 3), 1e6, dtype=next(model.parameters()).dtype))
         if step == SKIPPED:
             statistics.forget_step()

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
-import pytest
 import torch
 from torch import nn
 
-from megabatch.errors import ConfigError
 from megabatch.model.registry import build_model
-from megabatch.optim.groups import check_not_negative, decayed_group, gradients_of, parameter_groups
+from megabatch.optim.groups import parameter_groups, split_groups
 
 RESNET18_UNDECAYED = [
     "bn1.weight",
@@ -109,7 +105,7 @@ def test_the_type_of_the_module_decides_not_its_name() -> None:
     ]
 
 
-def test_an_optimiser_takes_the_groups_and_an_empty_one_is_left_out() -> None:
+def test_an_optimizer_takes_the_groups_and_an_empty_one_is_left_out() -> None:
     for model, factors in (
         (nn.Linear(2, 2, bias=False), [1.0]),
         (nn.BatchNorm1d(2), [0.0]),
@@ -128,27 +124,20 @@ def test_batch_norm_and_biases_stay_out_of_lars_whether_decayed_or_not() -> None
         assert len(spared["params"]) == 3
 
 
-def test_a_weight_decay_given_here_reaches_an_optimiser_that_knows_no_marks() -> None:
+def test_a_weight_decay_given_here_reaches_an_optimizer_that_knows_no_marks() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     optimizer = torch.optim.SGD(parameter_groups(model, weight_decay=0.5), lr=0.1, weight_decay=7.0)
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.5, 0.0]
-    assert decayed_group({"params": [], "decay_factor": 0.5}, 4.0)["weight_decay"] == 2.0
-    assert decayed_group({"params": [], "decay_factor": 0.5, "weight_decay": 3.0}, 4.0)["weight_decay"] == 3.0
-    assert decayed_group({"params": []}, 4.0)["weight_decay"] == 4.0
 
 
-@pytest.mark.parametrize("value", [-1e-9, math.nan, math.inf, -math.inf])
-def test_a_number_that_cannot_work_is_named(value: float) -> None:
-    with pytest.raises(ConfigError, match=rf"Thing rate {value:g} cannot be used; give a finite number"):
-        check_not_negative("Thing", fine=0.0, rate=value)
-
-
-def test_zero_and_tensors_pass() -> None:
-    check_not_negative("Thing", rate=0.0, other=torch.tensor(-1.0))
-
-
-def test_a_sparse_gradient_is_refused() -> None:
-    table = nn.Embedding(4, 2, sparse=True)
-    table(torch.tensor([1])).sum().backward()
-    with pytest.raises(ConfigError, match=r"Thing was given a sparse gradient .*sparse=False"):
-        gradients_of(list(table.parameters()), "Thing")
+def test_split_groups_slow_down_all_but_the_head() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    groups = split_groups(parameter_groups(model), model[2], 0.1)
+    assert [(len(g["params"]), g["decay_factor"], g["lr_factor"]) for g in groups] == [
+        (1, 1.0, 0.1),
+        (1, 1.0, 1.0),
+        (3, 0.0, 0.1),
+        (1, 0.0, 1.0),
+    ]
+    assert groups[1]["params"][0] is model[2].weight
+    assert groups[3]["params"][0] is model[2].bias

@@ -271,7 +271,7 @@ def test_a_closure_is_called_and_parameters_without_gradient_stay() -> None:
         ({"momentum": -1.0}, "momentum"),
         ({"weight_decay": math.nan}, "weight_decay nan"),
         ({"eps": -1.0}, "eps"),
-        ({"trust_coefficient": 0.0}, "trust_coefficient 0 must be above 0"),
+        ({"trust_coefficient": 0.0}, "trust_coefficient 0 cannot be used"),
         ({"rule": "papr"}, "rule 'papr' is not known"),
         ({"nesterov": True, "momentum": 0.0}, "nesterov needs momentum"),
     ],

@@ -254,8 +254,8 @@ def one_small_matrix(rank: int) -> str:
     ("values", "said"),
     [
         ({"lr": -1.0}, "Shampoo lr -1 cannot be used"),
-        ({"beta2": 1.0}, "give beta2 below 1"),
-        ({"eps": 0.0}, "eps above 0"),
+        ({"beta2": 1.0}, "Shampoo beta2 1 cannot"),
+        ({"eps": 0.0}, "eps 0 cannot be used"),
         ({"block_size": 0}, "Shampoo block_size 0"),
         ({"start_steps": 0}, "Shampoo start_steps 0"),
     ],

@@ -131,6 +131,11 @@ def test_grids_of_primes_and_of_huge_worlds() -> None:
     assert len(grids_of(1_000_000)) <= 12
 
 
+def test_where_the_grid_makes_no_difference_a_row_is_a_host() -> None:
+    best, _ = best_candidates(Estimator(load_cluster("dgx-a100"), workload()), 128, Space(("backend",)))
+    assert best[0].grid == GridShape((16, 8))
+
+
 def test_one_candidate_an_algorithm_best_first() -> None:
     best, tried = best_candidates(Estimator(laboratory(), workload()), 64, Space())
     times = [Estimator(laboratory(), workload()).total_seconds(one) for one in best]

@@ -173,8 +173,6 @@ def test_circles_and_bad_files_are_one_line(tmp_path: Path) -> None:
     assert "builds on itself" in complaint(one)
     assert "not-there" in complaint(write(tmp_path, "orphan", 'base = "not-there"\n'))
     assert "TOML" in complaint(write(tmp_path, "torn", "[train\n"))
-    assert "lacks 'reference'" in complaint(write(tmp_path, "empty", ""))
-    assert "lacks 'reference.time'" in complaint(write(tmp_path, "half", REFERENCE.replace('time = "t"\n', "")))
     binary = tmp_path / "binary.toml"
     binary.write_bytes(b"\xff\xfe\x00")
     assert "TOML" in complaint(str(binary))
@@ -189,7 +187,7 @@ def test_a_circle_through_another_spelling_of_the_path_is_seen_too(tmp_path: Pat
 
 
 def test_config_from_toml_says_where_the_text_came_from() -> None:
-    for text in ("[train\n", REFERENCE + "[train]\nepoch = 3\n", "[train]\n"):
+    for text in ("[train\n", REFERENCE + "[train]\nepoch = 3\n", "[train]\nepochs = 0\n"):
         with pytest.raises(ConfigError, match=r"'runs/a/config\.toml'") as caught:
             config_from_toml(text, source="'runs/a/config.toml'")
         assert "\n" not in str(caught.value)

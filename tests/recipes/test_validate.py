@@ -20,7 +20,7 @@ REFERENCE = {"paper": "p", "hardware": "h", "time": "t", "accuracy": "a"}
         ({"optimizer": {"lars": {"role": "paper"}}}, "unknown key 'optimizer.lars.role' in here; did you mean 'rule'?"),
         ({"optimizer": {"lr_factor": -1}}, "'optimizer.lr_factor' = -1"),
         ({"reference": REFERENCE | {"workers": 0}}, "'reference.workers' = 0"),
-        ({"reference": {}}, "here lacks 'reference."),
+        ({"reference": {"papr": "x"}}, "unknown key 'reference.papr' in here; did you mean 'paper'?"),
         (
             {"train": {"batch_total": 64}},
             "'train.batch_total' in here is now called 'train.global_batch_size'; rename it",

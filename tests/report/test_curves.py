@@ -102,6 +102,9 @@ def test_label_smoothing_is_explained_only_where_it_is(tmp_path: Path) -> None:
     config = (folder / "config.toml").read_text().replace("epochs = 4", "epochs = 4\nlabel_smoothing = 0.1")
     (folder / "config.toml").write_text(config)
     assert "label smoothing 0.1" in figure_of(curves.loss([read_run(folder)])).caption
+    assert "mixtures of two" not in figure_of(curves.loss([read_run(folder)])).caption
+    (folder / "config.toml").write_text(config + "\n[data.augment]\nmixup = 0.2\n")
+    assert "mixtures of two" in figure_of(curves.loss([read_run(folder)])).caption
 
 
 @pytest.mark.parametrize("make", [one for one in ALL if one is not curves.momentum])

@@ -20,13 +20,9 @@ from megabatch.report.figure import (
     Axis,
     Figure,
     Series,
-    bytes_text,
-    count_text,
-    csv_text,
     figure_as_data,
-    percent_text,
+    figure_csv,
     run_color,
-    seconds_text,
     write_figures,
 )
 from megabatch.report.network import NetworkTimes
@@ -48,7 +44,7 @@ FIGURE = Figure(
 
 
 def test_csv_reads_back_equal_to_the_data_of_the_page() -> None:
-    rows = list(csv.reader(io.StringIO(csv_text(FIGURE))))
+    rows = list(csv.reader(io.StringIO(figure_csv(FIGURE))))
     assert rows[0] == ["series", "tag", "epoch", "loss [nats]", "low", "high", "n"]
     data = json.loads(json.dumps(figure_as_data(FIGURE)))
     first, second = data["series"]
@@ -60,7 +56,7 @@ def test_csv_reads_back_equal_to_the_data_of_the_page() -> None:
 
 
 def test_a_spreadsheet_meets_no_formula() -> None:
-    rows = list(csv.reader(io.StringIO(csv_text(FIGURE))))
+    rows = list(csv.reader(io.StringIO(figure_csv(FIGURE))))
     assert rows[3][0] == '\'=cmd|"x"'
     assert rows[4][2] == "'-r2"
     assert rows[3][3] == "-1.5"  # a negative number stays one
@@ -118,7 +114,7 @@ def test_three_files_a_figure_equal_on_repetition(tmp_path: Path) -> None:
     for path in files:
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
     for figure in made:
-        assert (tmp_path / "one" / f"{figure.key}.csv").read_text() == csv_text(figure)
+        assert (tmp_path / "one" / f"{figure.key}.csv").read_text() == figure_csv(figure)
         with Image.open(tmp_path / "one" / f"{figure.key}.png") as image:
             assert image.size[0] > 1000
             extremes = image.convert("L").getextrema()
@@ -147,27 +143,3 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="give another folder"):
         write_figures([], tmp_path / "file" / "x")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [
-        *((3.8e-5, "38 us"), (0.0124, "12.4 ms"), (8.3, "8.3 s"), (59.94, "59.9 s"), (145, "2 min 25 s")),
-        *((3599.6, "1 h 00 min"), (11_070, "3 h 04 min"), (-2.0, "-2 s"), (0, "0 us"), (864_000, "10 days")),
-    ],
-)
-def test_seconds(seconds: float, said: str) -> None:
-    assert seconds_text(seconds) == said
-
-
-@pytest.mark.parametrize(
-    ("count", "said"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (26_843_546, "25.6 MiB"), (2**60, "1.05e+06 TiB")],
-)
-def test_bytes(count: float, said: str) -> None:
-    assert bytes_text(count) == said
-
-
-def test_counts_and_percentages() -> None:
-    assert [count_text(v) for v in (3315.4, 0.25, 7, 12.345)] == ["3,315", "0.25", "7", "12.3"]
-    assert percent_text(0.91174) == "91.17 %"

@@ -61,10 +61,10 @@ def test_the_page_and_its_steps(server: LiveServer, folder: Path) -> None:
     assert b'"live":true' in body
     assert headers["Cache-Control"] == "no-store"
     old = version(server)
-    assert ask(server, f"/update?version={old}")[:2] == (204, b"")
+    assert ask(server, f"/latest?version={old}")[:2] == (204, b"")
     with open(folder / "metrics.jsonl", "a") as file:
         file.write(json.dumps(row(101)) + "\n")
-    status, body, _ = ask(server, f"/update?version={old}")
+    status, body, _ = ask(server, f"/latest?version={old}")
     assert status == 200
     fresh = json.loads(body)
     assert fresh["data"]["version"] != old

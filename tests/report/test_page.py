@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from megabatch.errors import ConfigError, DataError
-from megabatch.report.figure import Constant, Figure, Missing, csv_text
+from megabatch.report.figure import Constant, Figure, Missing, figure_csv
 from megabatch.report.page import (
     all_figures,
     build_page,
@@ -81,7 +81,7 @@ def test_data_of_every_figure_equals_its_csv(tmp_path: Path) -> None:
     figures = [one for one in all_figures([read_run(folder)]) if isinstance(one, Figure)]
     assert set(drawn) == {figure.key for figure in figures}
     for figure in figures:
-        rows = list(csv.reader(io.StringIO(csv_text(figure))))[1:]
+        rows = list(csv.reader(io.StringIO(figure_csv(figure))))[1:]
         points = [
             (one["name"], one["tag"], str(x) if isinstance(x, str) else repr(x), repr(y))
             for one in drawn[figure.key]["series"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from megabatch.data.randomness import stream
+from megabatch.data.randomness import sample_stream
 from megabatch.errors import ConfigError
 from megabatch.schedule.batch import BatchStages, count_steps, iterate_steps, parse_stages, shard_range
 
@@ -144,7 +144,7 @@ def test_all_workers_together_see_every_image_once_an_epoch(
         for worker in range(world_size):
             for ghost in shard_range(step.num_ghosts, world_size, worker):
                 start = step.start_samples + ghost * ghost_batch_size
-                in_epoch, sample = stream(7, num_samples, start, ghost_batch_size)
+                in_epoch, sample = sample_stream(7, num_samples, start, ghost_batch_size)
                 seen.update(zip(in_epoch.tolist(), sample.tolist(), strict=True))
     assert set(seen.values()) == {1}
     whole = {(epoch, sample) for epoch in range(epochs) for sample in range(num_samples)}

@@ -31,9 +31,12 @@ def test_ranks_share_every_image_of_every_step_once(world_size: int) -> None:
     seen = 0
     for steps in zip(*of_ranks, strict=True):
         assert len({replace(step, rank=0) for step in steps}) == 1
-        positions = list(itertools.chain(*(ghost for step in steps for ghost in step.ghosts)))
+        positions = list(itertools.chain(*(ghost for step in steps if not step.is_idle for ghost in step.ghosts)))
         assert positions == list(range(seen, seen + steps[0].num_samples))
-        assert sum(map(len, (step.ghosts for step in steps))) == steps[0].num_ghosts
+        assert sum(len(step.ghosts) for step in steps if not step.is_idle) == steps[0].num_ghosts
+        for idle in (step for step in steps if step.is_idle):  # it goes along with a batch of the step, without weight
+            assert (len(idle.ghosts), idle.loss_weight) == (1, 0.0)
+            assert set(idle.ghosts[0]) <= set(positions)
         seen += steps[0].num_samples
     assert seen == 248  # 250 images, cut to whole ghost batches
     assert [step.is_last for step in of_ranks[0]] == [False] * (len(of_ranks[0]) - 1) + [True]
@@ -85,7 +88,7 @@ def test_it_agrees_with_the_count_of_steps() -> None:
 @pytest.mark.parametrize(
     ("batch", "said"),
     [
-        ("0:16 0.5:20", "20 is not a multiple of train.ghost_batch_size 8; nearest that fit: 16, 24"),
+        ("0:16 0.5:20", "global_batch_size 20 is not a multiple of ghost_batch_size 8; nearest that fit: 16, 24"),
         ("0:16 0.5:24 0.5:32", "rise"),
         ("0:16 0.9:24 0.5:32", "rise"),
         ("0.5:16", "begin at epoch 0"),

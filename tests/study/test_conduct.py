@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ def test_files_and_what_is_said(study_file: Path, tmp_path: Path, capsys: pytest
     request = StudyRequest(str(study_file), num_jobs=2, output=tmp_path / "out")
     assert conduct(request) == 0
     said = capsys.readouterr().out
-    assert "tiny: 3 arms, 5 runs, 0 already finished, 2 at a time" in said
+    assert "tiny: 5 runs, 0 already finished, 2 at a time" in said
     assert "[5/5]" in said
     assert "| Small | 10 | 51.64 +- 1.00 (3) |" in said
     names = {path.name for path in (tmp_path / "out").iterdir() if path.is_file()}
@@ -49,6 +50,25 @@ def test_collecting_runs_nothing(study_file: Path, tmp_path: Path, capsys: pytes
     assert conduct(StudyRequest(str(study_file), output=tmp_path / "out", collect_only=True)) == 0
     assert "no run has finished yet" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("quick_trainer")
+def test_only_some_arms_are_run_and_all_are_shown(study_file: Path, tmp_path: Path) -> None:
+    request = StudyRequest(str(study_file), num_jobs=2, output=tmp_path / "out", only="*2x")
+    assert conduct(request) == 0
+    assert {path.parent.name for path in (tmp_path / "out").glob("*/seed-0")} == {"large-2x"}
+    assert conduct(replace(request, only="Sm*")) == 0
+    rows = json.loads((tmp_path / "out" / "study.json").read_text())["arms"]
+    assert [row["arm"] for row in rows] == ["Small", "large 2x", "large 2x, ensemble"]
+    with pytest.raises(ConfigError, match="--only 'tiny' fits no arm; arms: Small, large 2x"):
+        conduct(replace(request, only="tiny"))
+
+
+def test_a_study_on_another_set(study_file: Path) -> None:
+    arm = plan_of(StudyRequest(str(study_file), scale="cifar10")).arms[0]
+    assert arm.scale == "cifar10"
+    with pytest.raises(ConfigError, match="--scale of a study goes with a study file"):
+        plan_of(StudyRequest("demo", scale="cifar10"))
 
 
 def test_vary_does_not_go_with_a_study_file(study_file: Path) -> None:

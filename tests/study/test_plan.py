@@ -116,7 +116,8 @@ def test_shipped_studies_can_be_run(name: str) -> None:
         images = run.config.data.max_train_images or run.config.reference.images or 0
         steps = count_steps(stages, run.config.train.ghost_batch_size, images, round(run.config.train.epochs * images))
         assert run.config.train.threads_per_worker == 1
-        at_least = {"short": 300, "exact": 200}.get(name, 600)  # "exact" compares no batches
+        # "exact" compares no batches; PLAN.md says why 32 % in "tuned" has 300 only (Codreanu: and a collapse).
+        at_least = {"short": 300, "exact": 200, "tuned": 286}.get(name, 600)
         assert steps >= at_least or run.config.train.max_steps
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from megabatch.errors import ConfigError
 from megabatch.plan.convergence import ConvergenceLaw, median_with_censored, read_study
-from megabatch.plan.plan_file import PlanRequest
-from megabatch.plan.plan_file import run as make_plan
+from megabatch.plan.request import PlanRequest
+from megabatch.plan.request import run as make_plan
 from megabatch.study.conduct import StudyRequest, conduct
 from megabatch.study.plan import from_file
 from megabatch.study.targets import Arrival, laws_of, points_of, target_lines

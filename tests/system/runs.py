@@ -15,9 +15,9 @@ from megabatch.comm.shape import near_square
 from megabatch.config import Config
 from megabatch.recipes import load_config
 from megabatch.train.checkpoint import decode, read_whole
-from megabatch.train.stop import StopRequest
 from megabatch.train.trainer import Trainer
-from megabatch.train.world import World
+from megabatch.workers.stop import StopRequest
+from megabatch.workers.world import World
 from tests.ranks import run_ranks
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -1,12 +1,14 @@
-"""One elastic run under five faults of different kinds, as `benchmarks.chaos` makes twenty of."""
+"""Elastic runs under faults of different kinds, as `benchmarks.chaos` makes twenty of."""
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 
 from benchmarks import chaos, disturbed
+from benchmarks.netlab import unavailable_reason
 
 pytest.importorskip("torchft", reason="torchft is an extra: pip install megabatch[elastic]")
 
@@ -27,3 +29,24 @@ def test_a_run_under_faults_ends_with_the_bits_of_an_undisturbed_one(tmp_path: P
     done = chaos.make(tmp_path / "disturbed", "1", faults, STEPS, wanted)
     assert done["problem"] == "", (tmp_path / "disturbed" / "told").read_text()
     assert [fault["kind"] for fault in done["faults"]] == list(FAULTS)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
+def test_a_host_that_is_cut_off_costs_no_bit_of_lars(tmp_path: Path) -> None:
+    wanted = disturbed.undisturbed(tmp_path, STEPS, "lars")
+    faults = [(20, 0.0, "cut a host off"), (90, 0.0, "kill the main rank"), (150, 0.0, "cut a host off for a moment")]
+    done = chaos.make(tmp_path / "disturbed", "1", faults, STEPS, wanted, optimizer="lars", on_hosts=True)
+    assert done["problem"] == "", (tmp_path / "disturbed" / "told").read_text()
+    assert len(done["faults"]) == len(faults)
+
+
+def test_faults_that_need_hosts_come_only_there() -> None:
+    def kinds(weights: dict[str, int]) -> set[str]:
+        return {kind for seed in range(50) for _, _, kind in chaos.schedule(random.Random(seed), 5, STEPS, weights)}
+
+    assert kinds(chaos.WEIGHTS) == set(chaos.WEIGHTS)
+    on_hosts = kinds(chaos.WEIGHTS_ON_HOSTS)
+    assert on_hosts == {*chaos.CUTS, *chaos.WEIGHTS_ON_HOSTS}
+    assert not {"join", "kill every worker"} & on_hosts
+    assert not any(kind.endswith("resume") for kind in on_hosts)

@@ -110,6 +110,9 @@ def test_the_settings_page_has_every_key_with_its_default() -> None:
             is_section = f"{section}.{key}" in named
             assert is_section or f"| `{key}` |" in part
             assert isinstance(value, dict) <= (is_section or key == "settings")
+    all_rows = [(name, *row) for name, section in named.items() for row in site_hooks.setting_rows(section)]
+    assert [f"{name}.{key}" for name, key, _, _, sentence in all_rows if not sentence] == []
+    assert len(all_rows) > 130
     rows = {row[0]: row for row in site_hooks.setting_rows(named["train"])}
     assert rows["ghost_batch_size"][1:] == (
         "int, >= 2",

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.exact_bits import Case, left_behind, verdict
-from megabatch.train.evaluate import evaluate_run
+from megabatch.use.evaluate import evaluate_run
 from tests.ranks import RankFailureError
 from tests.system.runs import losses_of, read_checkpoint, rows_of, train_on_ranks
 
@@ -74,9 +74,11 @@ def test_the_average_of_the_weights_is_what_is_evaluated_and_saved(tmp_path: Pat
         assert torch.equal(model[key], value), key
         assert not (key.endswith("weight") and torch.equal(state["model"][key], value)), key
     found = evaluate_run(folder, None)
+    assert found is not None
     assert (found["top1"], found["loss"]) == (summary["top1"], summary["val_loss"])
     (folder / "summary.json").unlink()  # as in a run that is not over
     found = evaluate_run(folder, None)
+    assert found is not None
     assert (found["top1"], found["loss"]) == (summary["top1"], summary["val_loss"])
     assert found["weights"] == "checkpoint of step 14"
 

@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from megabatch.comm.calibration import AxisCost, Calibration, MeasuredPoint, write_calibration_file
-from megabatch.report.figure import Figure, csv_text
+from megabatch.report.figure import Figure, figure_csv
 from megabatch.report.page import all_figures, write_report
 from megabatch.report.run import read_run
 from tests.report.folders import add_membership, change, make_hostile_run, make_run
@@ -92,7 +92,7 @@ def test_every_figure_is_drawn_and_curves_read_back_as_the_values_of_their_csv(d
             else:
                 assert group.locator("path:not(.spread)").count() == 1
     for key in ("accuracy", "loss", "lr", "images_per_second"):
-        rows = list(csv.reader(io.StringIO(csv_text(next(one for one in figures if one.key == key)))))[1:]
+        rows = list(csv.reader(io.StringIO(figure_csv(next(one for one in figures if one.key == key)))))[1:]
         drawn = [(one["name"], x, y) for one in desk.page.evaluate(READ_BACK, key) for x, y in one["points"]]
         assert [name for name, *_ in drawn] == [name for name, *_ in rows]
         for (_, x, y), (_, _, wanted_x, wanted_y, *_) in zip(drawn, rows, strict=True):
@@ -108,7 +108,7 @@ def test_the_saved_csv_is_the_one_of_the_files(desk: Watched, folder: Path) -> N
     with page.expect_download() as download:
         page.locator('button[data-csv="loss"]').click()
     saved = list(csv.reader(io.StringIO(Path(download.value.path()).read_text())))
-    wanted = list(csv.reader(io.StringIO(csv_text(figure))))
+    wanted = list(csv.reader(io.StringIO(figure_csv(figure))))
     assert saved[0] == wanted[0]
     assert [(r[0], float(r[2]), float(r[3])) for r in saved[1:]] == [
         (r[0], float(r[2]), float(r[3])) for r in wanted[1:]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from megabatch.errors import CheckpointError
 from tests.ranks import RankFailureError
-from tests.system.runs import losses_of, rows_of, train_on_ranks
+from tests.system.runs import SMALL, losses_of, rows_of, train_on_ranks
 
 WHOLE = "train.max_steps=12"
 HALF = "train.max_steps=7"  # in the middle of the first epoch
@@ -112,3 +114,27 @@ def test_a_best_link_that_was_not_moved_in_time_is_fixed(halves: Halves, tmp_pat
     (folder / "checkpoints" / "best").unlink()
     train_on_ranks(world_size, folder, HALF, BATCH, CHECKPOINTS, resume=True)
     assert (folder / "checkpoints" / "best").resolve().name == best
+
+
+def test_the_folder_alone_is_enough(tmp_path: Path) -> None:
+    """`train --resume RUN`: settings, workers and grid are those the run had."""
+    settings = [word for setting in SMALL for word in ("--set", setting)]
+
+    def command(*words: str) -> None:
+        done = subprocess.run(
+            [sys.executable, "-m", "megabatch", "train", *words],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
+    for name, steps in (("whole", 6), ("half", 3)):
+        places = ("--workers", "2", "--grid", "2x1", "--output", str(tmp_path / name))
+        command("demo", *settings, *places, "--set", f"train.max_steps={steps}")
+    command("--resume", str(tmp_path / "half"), "--set", "train.max_steps=6")
+    whole, half = tmp_path / "whole", tmp_path / "half"
+    assert (half / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    environment = json.loads((half / "environment.json").read_text())
+    assert (environment["workers"], environment["grid"]) == (2, [2, 1])

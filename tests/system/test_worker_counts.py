@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from benchmarks.exact_bits import Case, left_behind, verdict
+from megabatch.train.card import ModelCard, read_card
 from tests.system.runs import losses_of, rows_of, train_on_ranks
 
 # Two ghosts a step at first, fewer than three workers: one goes along without a ghost batch. Then five, then six.
@@ -36,6 +39,32 @@ def test_all_that_a_run_leaves_behind_has_the_same_bits(
     case, found = Case("demo", worlds, algorithm), left_behind(folder)
     assert verdict(case, found, left_behind(alone)) == "equal"
     assert len(losses_of(folder)) == 20
+
+
+def test_augmentation_does_not_depend_on_workers_processes_or_resuming(tmp_path: Path) -> None:
+    """Operations, boxes and mixtures within a ghost batch; the audit computes one of them again on every rank."""
+    changes = ("data.augment.policy=rand", "data.augment.mixup=0.2", "data.augment.cutmix=1", "data.augment.erase=0.25")
+    settings = (*SETTINGS, *changes, "train.audit_every_steps=5")
+    train_on_ranks(1, tmp_path / "1", *settings)
+    for world_size in (2, 3):
+        folder = tmp_path / str(world_size)
+        train_on_ranks(world_size, folder, *settings, "data.loader_processes=1", "train.max_steps=11")
+        train_on_ranks(world_size, folder, *settings, resume=True)
+        case = Case("demo", (world_size,))
+        assert verdict(case, left_behind(folder), left_behind(tmp_path / "1")) == "equal"
+    train_on_ranks(1, tmp_path / "plain", *SETTINGS)
+    assert losses_of(tmp_path / "plain") != losses_of(tmp_path / "1")
+
+
+def test_model_files_of_equal_runs_are_equal(alone: Path, tmp_path: Path) -> None:
+    """Also the card in their metadata: nothing depends on the order of a hash table, on ranks or on time."""
+    files = [alone / "model.safetensors"]
+    for number, world_size in enumerate((1, 2)):
+        train_on_ranks(world_size, tmp_path / str(number), *SETTINGS)
+        files.append(tmp_path / str(number) / "model.safetensors")
+    assert len({hashlib.sha256(file.read_bytes()).hexdigest() for file in files}) == 1
+    with safe_open(files[0], "pt") as file:
+        assert ModelCard.model_validate_json(file.metadata()["megabatch"]) == read_card(alone)
 
 
 def test_a_difference_would_be_seen(alone: Path, tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ def test_sixteen_ghosts_on_four_workers() -> None:
         "workers        4 in a grid of 2x2, gradients by torus",
         "global batch   1,024 images",
         "from epoch 0   1,024 = 16 ghosts x 64; each worker accumulates 4; 58.59 steps an epoch",
+        "learning rate  up to 0.8, sgd",
         "in all         293 steps, 300,000 images, 5 epochs of 60,000",
     ]
 
@@ -53,6 +54,7 @@ def test_stages_get_a_line_each_and_a_limit_is_said() -> None:
         "global batch   640 from epoch 0, 1,280 from epoch 2 images",
         "from epoch 0   640 = 10 ghosts x 64; each worker accumulates 5; 9.38 steps an epoch",
         "from epoch 2   1,280 = 20 ghosts x 64; each worker accumulates 10; 4.69 steps an epoch",
+        "learning rate  up to 0.8, sgd",
         "in all         33 steps, 30,000 images, 5 epochs of 6,000, stopping after 20",
     ]
     assert "stopping" not in lines(2, "1x2", "train.max_steps=999")[-1]

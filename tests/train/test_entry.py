@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 
 import megabatch
 from megabatch.errors import CheckpointError, ConfigError, GridError, LaunchError
-from megabatch.train.entry import Elastic, TrainRequest, train_here
+from megabatch.train.entry import train_here
+from megabatch.train.request import Elastic, TrainRequest
 from tests.ranks import run_ranks
 from tests.system.runs import clean_environment, small_config, train_on_ranks
 
@@ -108,6 +109,21 @@ def test_elastic_runs_that_cannot_work_are_refused_in_one_line(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("elastic", "said"),
+    [
+        (Elastic(min_workers=3, max_workers=1), "--min-workers 3 is more than --max-workers 1"),
+        (Elastic("127.0.0.1:1", min_workers=3, max_workers=2), "--min-workers 3 is more than --max-workers 2"),
+        (Elastic(min_workers=3), "--min-workers 3 is more than the 2 local workers to start; add --workers 3"),
+    ],
+)
+def test_bounds_that_no_run_can_meet_are_refused_at_once(elastic: Elastic, said: str, tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match=said) as caught:
+        train_here(TrainRequest(small_config(), tmp_path / "run", elastic=elastic), 2, TOKEN)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("lighthouse", ["", "127.0.0.1:1"])
 def test_an_elastic_run_without_torchft_names_the_extra(
     lighthouse: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -121,9 +137,9 @@ def test_an_elastic_run_without_torchft_names_the_extra(
 
 
 def test_a_lighthouse_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    membership = pytest.importorskip("megabatch.train.membership")
+    door = pytest.importorskip("megabatch.workers.door")
     pytest.importorskip("torchft", reason="torchft is an extra: pip install megabatch[elastic]")
-    monkeypatch.setattr(membership, "_CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(door, "_CONNECT_SECONDS", 0.5)
     request = TrainRequest(small_config(), tmp_path / "run", elastic=Elastic("127.0.0.1:1"))
     with pytest.raises(LaunchError, match=r"no lighthouse answers at 127\.0\.0\.1:1") as caught:
         train_here(request, 1, TOKEN)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from megabatch.config import Config
 from megabatch.data.augment import Augmentation
 from megabatch.data.batches import assemble_training
-from megabatch.data.randomness import stream
+from megabatch.data.randomness import sample_stream
 from megabatch.data.sources import ImageArray, Source
 from megabatch.errors import DataError
 from megabatch.train.evaluate import Evaluation, evaluate, measure_statistics
@@ -108,6 +108,23 @@ def test_four_workers_count_103_images_once_and_agree_with_one() -> None:
         # Three images leave one of four workers without any.
         assert (of_rank[2].top1, of_rank[2].top5, of_rank[2].num_images) == (few.top1, few.top5, 3)
         assert of_rank[2].loss == pytest.approx(few.loss, rel=1e-6)
+
+
+def judged(rank: int) -> list[list[float]]:
+    each = torch.zeros(NUM_IMAGES, 2, dtype=torch.float64)
+    evaluate([Network()], source(), settings(10), normalise, each=each)
+    return each.tolist()
+
+
+def test_each_image_has_its_class_and_probability_on_any_number_of_workers() -> None:
+    alone = np.array(judged(0))
+    pixels = source().images.astype(np.float64).reshape(NUM_IMAGES, -1) / 255.0
+    logits = pixels @ Network().weight.detach().double().numpy() / np.sqrt(1 + 1e-5)
+    shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    assert (alone[:, 0] == logits.argmax(axis=1)).all()
+    np.testing.assert_allclose(alone[:, 1], shares.max(axis=1), rtol=1e-5)
+    for found in run_ranks(3, judged):
+        assert found == alone.tolist()
 
 
 @pytest.mark.parametrize("images_per_pass", [1, 7, 103, 5000])
@@ -212,7 +229,7 @@ def on_rank(rank: int) -> list[float]:
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_statistics_are_those_of_the_ghosts_that_follow_in_the_stream(world_size: int) -> None:
     config = small_config(*SETTINGS)
-    epochs, samples = stream(3, 31, START, 40)  # five ghosts of eight: more than an epoch
+    epochs, samples = sample_stream(3, 31, START, 40)  # five ghosts of eight: more than an epoch
     augmentation = Augmentation(**branch_augment(config).model_dump())
     pixels, _ = assemble_training(images(), augmentation, 8, 3, epochs, samples)
     ghosts = pixels.reshape(5, -1) / 255.0

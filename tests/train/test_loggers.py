@@ -14,9 +14,7 @@ import pytest
 
 from megabatch.errors import ConfigError
 from megabatch.recipes import load_config
-from megabatch.report.run import read_metrics
 from megabatch.train.loggers import TAGS, BoardLogger, LogContext, MlflowLogger, MllogLogger, WandbLogger, open_loggers
-from megabatch.train.metrics import Recorder
 
 
 def context(folder: Path, *names: str) -> LogContext:
@@ -41,24 +39,8 @@ def test_unknown_and_doubled_names_are_refused(names: str) -> None:
         load_config("demo", [f"log.to={names}"])
 
 
-def test_a_logger_that_fails_is_said_once_and_the_rows_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: MllogLogger, row: dict[str, Any]) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(MllogLogger, "row", fail)
-    said: list[str] = []
-    recorder = Recorder(tmp_path, 0, 0, context(tmp_path, "mllog", "tensorboard").config, said.append)
-    for step in (1, 2, 3):
-        recorder.append({"step": step, "loss": 1.0})
-    recorder.end({"status": "finished"})
-    recorder.close()
-    assert len(said) == 1
-    assert "mllog stopped" in said[0]
-    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3]
-
-
 def test_columns_without_a_curve_are_left_out(tmp_path: Path) -> None:
-    board = BoardLogger(LogContext(tmp_path))
+    board = BoardLogger(context(tmp_path, "tensorboard"))
     board.row({"step": 1, "loss": 2.0, "applied": 1, "phase": "main"})
     board.end({"status": "finished"})
     board.close()

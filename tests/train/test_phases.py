@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from megabatch.config import Config
 from megabatch.config.data import AugmentConfig
 from megabatch.errors import ConfigError
+from megabatch.schedule.batch import Step
 from megabatch.schedule.clock import Clock
 from megabatch.schedule.pieces import value_at
-from megabatch.train.phases import branch_seed, control_of, phases_of, planned_samples, resolved, start_clock
+from megabatch.train.phases import (
+    branch_seed,
+    checkpoint_is_due,
+    control_of,
+    digest_is_due,
+    evaluation_is_due,
+    phases_of,
+    planned_samples,
+    resolved,
+    start_clock,
+    weights_are_needed,
+)
 from tests.system.runs import small_config
 
 COLLAPSE = ("collapse.at_epochs=[1.0, 4.0]", "collapse.epochs=2.0")
@@ -146,3 +160,37 @@ def test_a_collapse_shorter_than_a_ghost_batch_is_refused() -> None:
     config = small_config("collapse.at_epochs=[1]", "collapse.epochs=0.01")
     with pytest.raises(ConfigError, match=r"collapse.epochs 0.01 of 330 images is 3, a ghost batch needs 8"):
         planned_samples(config, 330)
+
+
+def test_the_bar_ends_where_max_steps_do() -> None:
+    plain = ["train.epochs=4", "train.global_batch_size=0:40 1:80"]  # 9 steps of 40 pass epoch 1 of 330 images
+    assert planned_samples(small_config(*plain), 330) == 1320
+    assert planned_samples(small_config(*plain, "train.max_steps=12"), 330) == 9 * 40 + 3 * 80
+    assert planned_samples(small_config(*plain, "train.max_steps=1000"), 330) == 1320
+
+
+@pytest.mark.parametrize(
+    ("setting", "due_after"),
+    [
+        ("train.evaluate_every_epochs=0.5", [2, 3, 5]),  # 50, 100 and 150 images are reached
+        ("checkpoint.every_epochs=1", [3]),
+        ("checkpoint.every_steps=2", [2, 4]),
+        ("train.digest_every_steps=3", [3]),
+        ("train.epochs=4", []),
+    ],
+)
+def test_steps_of_40_images_in_epochs_of_100(setting: str, due_after: list[int]) -> None:
+    config = small_config("train.digest_every_steps=0", setting)
+    found, clock = [], Clock(samples_per_epoch=100, total_samples=400)
+    for size in (40, 40, 40, 20, 30):
+        before, clock = clock, clock.after(size)
+        looks = (
+            evaluation_is_due(config, before, clock),
+            checkpoint_is_due(config, before, clock),
+            digest_is_due(config, clock),
+        )
+        step = Step(before.steps, before.samples, size, 10, before.epoch)
+        assert weights_are_needed(config, before, step) == any(looks)
+        assert weights_are_needed(config, before, replace(step, is_last=True))
+        found += [clock.steps] * any(looks)
+    assert found == due_after

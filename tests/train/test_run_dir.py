@@ -17,7 +17,15 @@ from megabatch.config import Config
 from megabatch.errors import CheckpointError, ConfigError
 from megabatch.recipes import load_config
 from megabatch.train import run_dir
-from megabatch.train.run_dir import changes_on_resume, check_output, config_of_run, default_output, hold
+from megabatch.train.run_dir import (
+    Recorded,
+    changes_on_resume,
+    check_output,
+    config_of_run,
+    default_output,
+    hold,
+    recorded_run,
+)
 
 SETTINGS = (
     "train.seed=0",
@@ -66,6 +74,7 @@ def test_a_new_folder_and_an_empty_one_are_fine(tmp_path: Path) -> None:
     check_output(tmp_path, config(), resume=False)
     (tmp_path / ".lock").touch()  # a run that ended before it wrote anything
     check_output(tmp_path, config(), resume=True)
+    assert os.listdir(tmp_path) == [".lock"]  # looking makes nothing
 
 
 def test_a_folder_with_a_run_needs_resume(run: Path) -> None:
@@ -249,3 +258,26 @@ def test_an_error_of_the_run_itself_passes_through_and_releases_the_folder(run: 
         raise OSError(5, "mine")
     with hold(run, config(), resume=True):
         pass
+
+
+def test_a_run_remembers_its_local_workers_but_not_those_of_a_cluster(tmp_path: Path) -> None:
+    assert recorded_run(tmp_path) is None
+    (tmp_path / "config.toml").write_text("x = 1")
+    recipe = str(tmp_path / "config.toml")
+    assert recorded_run(tmp_path) == Recorded(tmp_path, recipe)
+    for launcher, expected in (("megabatch", (4, "2x2")), ("srun", (None, None))):
+        files.write_json(tmp_path / "environment.json", {"launcher": launcher, "workers": 4, "grid": [2, 2]})
+        assert recorded_run(tmp_path) == Recorded(tmp_path, recipe, *expected)
+    for damaged in ({"launcher": "megabatch", "workers": -1, "grid": [2, 2]}, {"launcher": "megabatch", "workers": 4}):
+        files.write_json(tmp_path / "environment.json", damaged)
+        assert recorded_run(tmp_path) == Recorded(tmp_path, recipe)
+    (tmp_path / "environment.json").write_text("{")
+    assert recorded_run(tmp_path) == Recorded(tmp_path, recipe)
+
+
+def test_members_are_listed_in_the_order_in_which_they_were_made(tmp_path: Path) -> None:
+    for member in (1, 2, 10):
+        run_dir.write_member(tmp_path, member, b"weights")
+        assert (tmp_path / run_dir.member_file(member)).read_bytes() == b"weights"
+    assert [path.stem for path in run_dir.member_paths(tmp_path)] == ["member-1", "member-2", "member-10"]
+    assert run_dir.member_paths(tmp_path / "nowhere") == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import numpy as np
@@ -9,16 +10,17 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 from megabatch.comm.shape import near_square
 from megabatch.config import Config
-from megabatch.data.loader import Ghost
+from megabatch.data.loader import Ghost, Mixed
 from megabatch.optim.build import schedule_optimizer
 from megabatch.schedule.control import BatchControl
 from megabatch.train.components import build_components
 from megabatch.train.metrics import Stopwatch
 from megabatch.train.step import train_step, warm_up_pass
-from megabatch.train.world import World
+from megabatch.workers.world import World
 from tests.ranks import run_ranks
 from tests.system.runs import small_config
 from tests.train.plain_loop import Plain, train_plainly
@@ -96,15 +98,15 @@ def train_here(rank: int, world_size: int, overrides: tuple[str, ...]) -> tuple[
     warm_up_pass(components)
     losses = []
     for step in control_of(config, rank, world_size):
-        # A rank without a ghost batch of its own goes along with any, without weight.
         ghosts = [
-            Ghost(images[positions], labels[positions], positions.start // GHOST, idle=not step.ghosts)
-            for positions in step.ghosts or (range(GHOST),)
+            Ghost(images[positions], labels[positions], positions.start // GHOST, idle=step.is_idle)
+            for positions in step.ghosts
         ]
         schedule_optimizer(components.optimizer, config.optimizer, step.epoch, step=step)
         watch, result = Stopwatch(host_clock_tells=True), None
-        while result is None:  # an exact sum may not fit
-            result = train_step(components, step, ghosts, config.train.seed, watch)
+        while result is None:  # an exact sum may not fit; ghosts of a list are passed again at once
+            passed = iter(ghosts) if step.index % 2 else ghosts
+            result = train_step(components, step, passed, config.train.seed, watch)
         assert result.applied
         losses.append(result.loss)
     return losses, [p.detach().numpy() for p in components.model.parameters()]
@@ -161,3 +163,26 @@ def test_twenty_steps_on_one_two_and_three_ranks_are_those_of_a_plain_loop(name:
             bits.add((*found_losses, *(weight.tobytes() for weight in found)))
     if sums == "exact":
         assert len(bits) == 1
+
+
+def loss_of_mixed_images(rank: int, world_size: int) -> tuple[float, float]:
+    """What the step says, and torch's own cross-entropy with probabilities instead of labels."""
+    images, labels = images_and_labels()
+    config = config_of(("train.global_batch_size=8", "train.label_smoothing=0.1"))
+    world = World(rank, world_size, rank, world_size, "torchrun", "127.0.0.1", 0)
+    components = build_components(config, world, near_square(1), torch.device("cpu"))
+    network = copy.deepcopy(components.network).train()
+    mixed = Mixed(labels[100 : 100 + GHOST], torch.linspace(0.5, 1.0, GHOST))
+    step = next(iter(control_of(config)))
+    ghost = Ghost(images[:GHOST], labels[:GHOST], 0, mixed=mixed)
+    result = train_step(components, step, [ghost], 0, Stopwatch(host_clock_tells=True))
+    assert result is not None
+    own, other = (F.one_hot(of, 10).float() for of in (labels[:GHOST], mixed.labels))
+    soft = mixed.shares[:, None] * own + (1 - mixed.shares[:, None]) * other
+    logits = network(components.normalise(images[:GHOST]))
+    return result.loss, float(F.cross_entropy(logits, soft, label_smoothing=0.1))
+
+
+def test_the_loss_of_mixed_images_is_that_of_soft_labels() -> None:
+    found, expected = run_ranks(1, loss_of_mixed_images, 1)[0]
+    assert found == pytest.approx(expected, rel=1e-5)

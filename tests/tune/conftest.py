@@ -39,7 +39,8 @@ if optimizer["lr_factor"] > 20:
 top1 = 0.9 - 0.05 * abs(math.log2(optimizer["lr_factor"] / 1.7)) - 0.1 / train["epochs"]
 (folder / "summary.json").write_text(json.dumps({
     "status": "finished", "top1": max(0.1, top1), "top5": 1.0, "val_loss": 1 - top1, "samples": samples,
-    "wall_seconds": samples / 1000}))
+    "wall_seconds": samples / 1000, "training_seconds": samples / 1000, "steps": 1, "epoch": train["epochs"],
+    "workers": 1, "skipped_steps": 0}))
 """
 
 

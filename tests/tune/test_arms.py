@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from megabatch.errors import ConfigError, TrainingError
+from megabatch.errors import ConfigError
 from megabatch.recipes import load_config
 from megabatch.study.conduct import StudyRequest, conduct
-from megabatch.study.plan import from_file
-from megabatch.tune.arms import tune_arms
+from megabatch.study.plan import Study, from_file
+from megabatch.tune.arms import tune_arm
 from tests.tune.conftest import TINY
 
 LEVEL = "optimizer.lr_factor"
+THREE = ("milder", "as it is", "milder, larger")
 
 
 def write_study(path: Path, tune: str) -> Path:
@@ -39,13 +40,19 @@ set = ["optimizer.nesterov=false"]
     return path
 
 
+def tune_all(study: Study, output: Path, request: StudyRequest) -> Study:
+    for arm in study.arms:
+        study = study.with_arm(tune_arm(study, arm, output, request, lambda line: None))
+    return study
+
+
 @pytest.mark.usefixtures("toy_trainer")
 def test_every_arm_gets_the_same_trials_and_then_its_own_rate(tmp_path: Path) -> None:
     file = write_study(tmp_path / "study.toml", f'trials = 6\nsearch = ["{LEVEL}=0.25:8:log"]\nrungs = 2')
     output = tmp_path / "out"
     study = from_file(file)
     request = StudyRequest(str(file), num_jobs=2, output=output, as_json=True)
-    tuned = tune_arms(study, output, request, lambda line: None)
+    tuned = tune_all(study, output, request)
     for arm, before, folder in zip(tuned.arms, study.arms, ("nesterov", "plain-one"), strict=True):
         whole = json.loads((output / "tune" / folder / "tune.json").read_text())
         assert len(whole["trials"]) == 6
@@ -56,19 +63,54 @@ def test_every_arm_gets_the_same_trials_and_then_its_own_rate(tmp_path: Path) ->
         assert arm.config(3).optimizer.nesterov == before.config(3).optimizer.nesterov
     assert tuned.arms[0].config(0).data.held_out_images == 0
     journal = (output / "tune" / "nesterov" / "tune.json").read_bytes()
-    again = tune_arms(study, output, request, lambda line: None)
+    again = tune_all(study, output, request)
     assert again == tuned
     assert (output / "tune" / "nesterov" / "tune.json").read_bytes() == journal
     collecting = StudyRequest(str(file), output=tmp_path / "empty", collect_only=True)
-    assert tune_arms(study, tmp_path / "empty", collecting, print) == study
+    assert tune_all(study, tmp_path / "empty", collecting) == study
     assert not (tmp_path / "empty").exists()
 
 
 @pytest.mark.usefixtures("toy_trainer")
-def test_an_arm_whose_trials_all_diverge_is_named(tmp_path: Path) -> None:
+def test_an_arm_whose_trials_all_diverge_is_named_and_the_others_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = write_study(tmp_path / "study.toml", f'trials = 2\nsearch = ["{LEVEL}=30:90:log"]')
-    with pytest.raises(TrainingError, match="tuning of arm 'nesterov': all 2 trials diverged"):
-        conduct(StudyRequest(str(file), num_jobs=2, output=tmp_path / "out"), tune_arms)
+    more = """
+[[arm]]
+name = "milder"
+search = ["optimizer.lr_factor=0.5:2:log"]
+
+[[arm]]
+name = "as it is"
+tune = false
+
+[[arm]]
+name = "milder, larger"
+tuned_as = "milder"
+set = ["train.global_batch_size=40"]
+
+[[arm]]
+name = "after nesterov"
+tuned_as = "nesterov"
+"""
+    file.write_text(file.read_text() + more)
+    output = tmp_path / "out"
+    request = StudyRequest(str(file), num_jobs=2, output=output)
+    assert conduct(request, tune_arm) == 1
+    heard = capsys.readouterr().err
+    assert "failed: tuning of arm 'nesterov': all 2 trials diverged" in heard
+    assert "failed: arm 'after nesterov' waits for the search of 'nesterov'" in heard
+    study = from_file(file)
+    milder, as_it_is, larger = (tune_arm(study, study.arm(name), output, request, print) for name in THREE)
+    found = json.loads((output / "tune" / "milder" / "tune.json").read_text())["best"]["values"][LEVEL]
+    assert [arm.config(0).optimizer.lr_factor for arm in (milder, as_it_is, larger)] == [found, 1.0, found]
+    assert larger.config(0) == milder.config(0).model_copy(
+        update={"train": milder.config(0).train.model_copy(update={"global_batch_size": 40})}
+    )
+    assert not (output / "tune" / "as-it-is").exists()
+    rows = json.loads((output / "study.json").read_text())["arms"]
+    assert [row["arm"] for row in rows] == list(THREE)
 
 
 def test_a_tuned_recipe_is_an_arm_and_a_wrong_table_is_refused(tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ def test_a_warm_up_over_a_schedule_that_had_none() -> None:
 
 def test_search_is_read(tiny: Config) -> None:
     assert parse_search("optimizer.lr_factor = 0.1:10:log", tiny) == Dimension(LEVEL, 0.1, 10, log=True)
+    assert [parse_search(one.key, tiny) for one in default_space(tiny)] == list(default_space(tiny))
     assert parse_search("warmup_epochs=0:2", tiny) == Dimension(WARMUP, 0, 2)
     assert parse_search("train.max_skipped_steps=1:9", tiny) == Dimension("train.max_skipped_steps", 1, 9, whole=True)
     assert parse_search(Dimension(LEVEL, 0.5, 2, log=True).text, tiny) == Dimension(LEVEL, 0.5, 2, log=True)
@@ -90,7 +91,7 @@ def test_search_is_read(tiny: Config) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("optimizer.lr_factor", "cannot be read"),
+        ("train.max_skipped_steps", "default range: optimizer.lr_factor, warmup_epochs"),
         ("optimizer.lr_factor=1", "cannot be read"),
         ("optimizer.lr_factor=1:2:lg", "cannot be read"),
         ("optimizer.lr_factor=1:nan", "cannot be read"),

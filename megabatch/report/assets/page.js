@@ -69,7 +69,7 @@
     let version = data.version;
     const poll = async () => {
       try {
-        const answer = await fetch(`/update?version=${encodeURIComponent(version)}`, { cache: "no-store" });
+        const answer = await fetch(`/latest?version=${encodeURIComponent(version)}`, { cache: "no-store" });
         if (answer.status === 200) {
           const fresh = await answer.json();
           const open = [...document.querySelectorAll("main details[open]")].map((one) => one.id);

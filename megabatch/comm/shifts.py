@@ -1,0 +1,119 @@
+"""By how many bits gradients are shifted before they become integers, and whether the integers were large enough.
+
+Everything here is a tensor that lies where the gradients do. So a step can be judged, and the next one begun, without
+anybody on the host knowing the verdict yet: on an accelerator it is read a step late.
+
+Steps that are queued behind one that did not fit must not count, whatever becomes of them: from that verdict on, all
+are void until the host has learned of it and calls `again`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from megabatch.errors import ConfigError
+
+SPARE_BITS = 4
+"""A gradient may grow by 2^SPARE_BITS from one step to the next before a step must be repeated."""
+
+FITS, REPEAT, NOT_FINITE, VOID = range(4)  # what a verdict says
+
+_BITS = 30  # of the magnitude of a sum
+_FORGET_STEPS = 16  # a maximum that is not seen again loses half in so many steps
+_SMALLEST_EXPONENT = -80  # of gradients: smaller ones count as this large, so that 2^shift stays a finite float32
+_UNKNOWN = -1000  # of a tensor whose gradient nobody has seen
+_INFINITY_BITS = 0x7F800000  # NaN has larger ones
+
+
+class Shifts:
+    """Largest elements are below 2^exponent, by tensor; the present step goes by `_present`, which may be raised."""
+
+    def __init__(self, num_tensors: int, device: torch.device) -> None:
+        self._exponents = torch.full((num_tensors,), _UNKNOWN, dtype=torch.int64, device=device)
+        self._steps, self._repeats, self._raised = (
+            torch.zeros((), dtype=torch.int64, device=device) for _ in range(3)
+        )  # steps that count, those of them that were done again so often, and how often the present one
+        self._void = torch.zeros((), dtype=torch.bool, device=device)
+        self._present = self._next = self._exponents
+        self._verdict = torch.full((), VOID, dtype=torch.int64, device=device)
+
+    @property
+    def repeats(self) -> Tensor:
+        """How many steps had to be done again so far, with one that fits and is not committed yet."""
+        return self._repeats + self._raised * (self._verdict == FITS)
+
+    def of_step(self, num_ghosts: int, scale_bits: int | Tensor) -> Tensor:
+        """The shifts of a step of so many ghost batches, whose losses are multiplied by 2^scale_bits."""
+        room = _BITS - (num_ghosts - 1).bit_length() - SPARE_BITS
+        return room - scale_bits - torch.where(self._present == _UNKNOWN, 0, self._present)
+
+    def judge(self, largest: Tensor, scale_bits: int | Tensor, *, late: bool = False) -> Tensor:
+        """The verdict of a step by the bits of the largest magnitude in each tensor, over all ranks.
+
+        late: the next step may begin before the verdict is read.
+        """
+        seen = ((largest.long() >> 23) - 126 - scale_bits).clamp_min(_SMALLEST_EXPONENT)
+        known = self._present.clamp_min(_SMALLEST_EXPONENT)
+        is_too_large = ((self._present == _UNKNOWN) | (seen > known + SPARE_BITS)).any()
+        verdict = torch.where((largest >= _INFINITY_BITS).any(), NOT_FINITE, torch.where(is_too_large, REPEAT, FITS))
+        self._verdict = verdict = torch.where(self._void, VOID, verdict)
+        forget = (self._steps + 1) % _FORGET_STEPS == 0
+        self._next = torch.maximum(seen, known - forget.long())
+        repeat = verdict == REPEAT
+        self._present = torch.where(repeat, torch.maximum(seen, known), self._present)
+        self._raised = self._raised + repeat
+        if late:
+            self._void = self._void | repeat
+        return verdict
+
+    def commit(self) -> None:
+        """The step counts if it fits, and is over unless it must be repeated."""
+        fits = self._verdict == FITS
+        ends = fits | (self._verdict == NOT_FINITE)
+        self._exponents = torch.where(fits, self._next, self._exponents)
+        self._steps = self._steps + fits
+        self._repeats = self.repeats
+        self._present = torch.where(ends, self._exponents, self._present)
+        self._raised = torch.where(ends, 0, self._raised)
+        self._verdict = torch.full_like(self._verdict, VOID)
+
+    def again(self) -> None:
+        """The host knows that a step did not fit: the next one that begins is that step."""
+        self._void = torch.zeros_like(self._void)
+
+    def rollback(self) -> None:
+        """The present step does not count: another begins where it began, also if it was being repeated."""
+        self.again()
+        self._present, self._raised = self._exponents, torch.zeros_like(self._raised)
+        self._verdict = torch.full_like(self._verdict, VOID)
+
+    def state_dict(self) -> dict[str, object]:
+        """Plain numbers."""
+        exponents = [None if exponent == _UNKNOWN else exponent for exponent in self._exponents.tolist()]
+        return {"exponents": exponents, "steps": int(self._steps), "repeats": int(self._repeats)}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """Go on from `state`."""
+        exponents = state["exponents"]
+        assert isinstance(exponents, list)
+        if len(exponents) != len(self._exponents):
+            raise ConfigError(
+                f"exact sums of {len(exponents)} parameters do not fit a model of {len(self._exponents)}; "
+                "load the state of the same model"
+            )
+        known = [_UNKNOWN if exponent is None else exponent for exponent in exponents]
+        device = self._exponents.device
+        self._exponents = torch.tensor(known, device=device)
+        self._steps, self._repeats = (torch.tensor(state[name], device=device) for name in ("steps", "repeats"))
+        self.rollback()
+
+
+def power_of_two(exponents: Tensor) -> Tensor:
+    """2^exponent in float64, made of bits: no rounding anywhere."""
+    return ((exponents + 1023) << 52).view(torch.float64)
+
+
+def exponent_of(power: Tensor) -> Tensor:
+    """The exponent of a power of two in float32."""
+    return (power.view(torch.int32).long() >> 23) - 127

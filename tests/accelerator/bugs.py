@@ -1,0 +1,90 @@
+"""Mistakes that a real device would punish, seeded one at a time to show that the harness sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.utils import get_total_norm
+
+from megabatch.comm.transfer import upload
+from megabatch.optim import lars
+from megabatch.train import step as step_module
+from megabatch.train.components import Components, Normaliser
+
+
+@contextmanager
+def seeded(bug: str) -> Iterator[None]:
+    """Within the block the package has this mistake; an empty name stands for none."""
+    if not bug:
+        yield
+        return
+    with {
+        "float in lars": _float_in_lars,
+        "labels on the host": _labels_on_the_host,
+        "a copy that blocks": _blocking_copy,
+        "a number of the host in a stack": _host_number_in_a_stack,
+        "a seed in the pass": _seed_in_the_pass,
+        "an upload in the pass": _upload_in_the_pass,
+    }[bug]():
+        yield
+
+
+def _float_in_lars() -> Any:
+    right: Callable[..., Tensor] = lars.trust_ratios
+
+    def read(*args: Any) -> Tensor:
+        ratios = right(*args)
+        return ratios * min(1.0, 1.0 + float(ratios[0]))
+
+    return patch.object(lars, "trust_ratios", read)
+
+
+def _labels_on_the_host() -> Any:
+    right = F.cross_entropy
+
+    def mixed(logits: Tensor, labels: Tensor, **options: Any) -> Tensor:
+        return right(logits, torch.zeros(labels.shape, dtype=labels.dtype), **options)
+
+    return patch.object(F, "cross_entropy", mixed)
+
+
+def _blocking_copy() -> Any:
+    right = Normaliser.__call__
+
+    def blocking(self: Normaliser, images: Tensor) -> Tensor:
+        return right(self, images.to(self._device))
+
+    return patch.object(Normaliser, "__call__", blocking)
+
+
+def _host_number_in_a_stack() -> Any:
+    def mixed(*args: Any, **options: Any) -> Tensor:
+        return torch.stack([get_total_norm(*args, **options), torch.ones(())]).sum()
+
+    return patch.object(step_module, "get_total_norm", mixed)
+
+
+def _seed_in_the_pass() -> Any:
+    right = step_module._forward
+
+    def seeding(components: Components, *args: Any) -> Any:
+        step_module._seed(components.device, 1)
+        return right(components, *args)
+
+    return patch.object(step_module, "_forward", seeding)
+
+
+def _upload_in_the_pass() -> Any:
+    right = step_module._forward
+
+    def uploading(components: Components, *args: Any) -> Any:
+        hits, loss = right(components, *args)
+        return hits, loss * upload([1.0], components.device, torch.float32).sum()
+
+    return patch.object(step_module, "_forward", uploading)

@@ -1,0 +1,204 @@
+"""Meeting the others, or being told who is missing; who listens where; one number for every attempt."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from datetime import timedelta
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
+
+from megabatch.errors import LaunchError
+from megabatch.workers.meeting import join, leave, listen_at
+from megabatch.workers.token import TOKEN_VARIABLE
+from megabatch.workers.world import World
+from tests.ranks import run_ranks
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("backend", "ended_well", "expected"),
+    [
+        ("nccl", True, "destroyed"),
+        ("nccl", False, "aborted"),
+        ("gloo", True, "destroyed"),
+        ("gloo", False, "destroyed"),
+    ],
+)
+def test_after_an_error_nobody_waits_for_a_device(
+    monkeypatch: pytest.MonkeyPatch, backend: str, ended_well: bool, expected: str
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(dist, "get_backend", lambda: backend)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: done.append("destroyed"))
+    monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", lambda: done.append("aborted"))
+    leave(ended_well)
+    assert done == [expected]
+
+
+def lonely(_rank: int, ports: list[int]) -> list[tuple[str, float]]:
+    """Worker 1 finds nobody at the meeting point; worker 0 opens it and nobody comes; somebody else holds the port."""
+    dist.destroy_process_group()
+    found = []
+    with socket.socket() as occupant:
+        occupant.bind(("127.0.0.1", ports[2]))
+        occupant.listen()
+        for rank, port in ((1, ports[0]), (0, ports[1]), (0, ports[2])):
+            world = World(rank, 2, rank, 2, "torchrun", "127.0.0.1", port)
+            began = time.monotonic()
+            try:
+                with join(world, "gloo", 1.0):
+                    found.append(("joined", 0.0))
+            except LaunchError as error:
+                found.append((str(error), time.monotonic() - began))
+            assert not dist.is_initialized()
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)  # the helper leaves it at the end
+    return found
+
+
+def test_a_missing_peer_is_one_line_with_the_address_after_the_time_limit() -> None:
+    ports = [free_port() for _ in range(3)]
+    found = run_ranks(1, lonely, ports)[0]
+    for (said, seconds), rank, port in zip(found, (1, 0, 0), ports, strict=True):
+        assert f"rank {rank} of 2 could not join the others at 127.0.0.1:{port} within 1 s" in said
+        assert "\n" not in said
+        assert seconds < 30
+
+
+def leave_the_helpers_group() -> None:
+    dist.barrier()  # who left at once would cut off one that still connects
+    dist.destroy_process_group()
+
+
+def meet(rank: int, port: int, attempt: int, counted: list[int]) -> float:
+    leave_the_helpers_group()
+    if rank == 0:
+        time.sleep(0.5)  # worker 1 is there first: only what an earlier attempt has left could mislead it
+    world = World(rank, 2, rank, 2, "torchrun", "127.0.0.1", port, attempt=counted[rank], store_is_hosted=True)
+    limit = timedelta(seconds=30)
+    with join(world, "gloo", 30.0) as meeting:
+        assert meeting.world.attempt == attempt
+        total = torch.tensor([rank + 1.0 + 10 * attempt])
+        dist.all_reduce(total)
+        meeting.store.set(f"seen-{attempt}-{rank}", "yes")
+        meeting.store.wait([f"seen-{attempt}-{1 - rank}"], limit)
+    assert not dist.is_initialized()
+    last = PrefixStore(f"end-{attempt}", TCPStore("127.0.0.1", port, timeout=limit))
+    dist.init_process_group("gloo", store=last, rank=rank, world_size=2, timeout=limit)  # the helper leaves it
+    return total.item()
+
+
+def test_workers_meet_again_after_a_restart_with_the_same_store() -> None:
+    """As under torchrun: one store outlives the workers, who come again as new processes.
+
+    Each host counts only the restarts that its own workers caused: the counts differ, and may stay the same.
+    """
+    agent = TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=30))
+    for attempt, counted in enumerate([[0, 0], [1, 0], [1, 1], [1, 2]]):
+        assert run_ranks(2, meet, agent.port, attempt, counted) == [3.0 + 20 * attempt] * 2
+
+
+def test_a_store_that_is_younger_than_the_run_does_not_begin_at_the_first_attempt() -> None:
+    agent = TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=30))
+    assert run_ranks(2, meet, agent.port, 3, [3, 1]) == [63.0] * 2
+    assert run_ranks(2, meet, agent.port, 4, [3, 2]) == [83.0] * 2
+
+
+def meet_with(rank: int, port: int, tokens: list[str], seconds: float) -> str:
+    leave_the_helpers_group()
+    os.environ[TOKEN_VARIABLE] = tokens[rank]
+    said = "met"
+    try:
+        with join(World(rank, 2, rank, 2, "torchrun", "127.0.0.1", port, store_is_hosted=True), "gloo", seconds):
+            dist.barrier()  # who left at once would cut off one that still connects
+    except LaunchError as error:
+        said = str(error)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)  # the helper leaves it at the end
+    return said
+
+
+def test_only_workers_with_the_same_token_meet() -> None:
+    agent = TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=30))
+    assert run_ranks(2, meet_with, agent.port, ["a" * 16] * 2, 60.0) == ["met"] * 2
+    for said in run_ranks(2, meet_with, agent.port, ["a" * 16, "b" * 16], 2.0):
+        assert "could not join the others" in said
+        assert "has the same MEGABATCH_TOKEN" in said
+        assert "a" * 16 not in said  # fewer may stand in the digest that is named
+        assert "b" * 16 not in said
+
+
+def listening() -> set[str]:
+    connections = psutil.Process().net_connections("inet")
+    return {connection.laddr.ip for connection in connections if connection.status == psutil.CONN_LISTEN}
+
+
+def look_around(rank: int, port: int) -> set[str]:
+    leave_the_helpers_group()
+    with join(World(rank, 2, rank, 2, "srun", "localhost", port), "gloo", 30.0):
+        dist.barrier()
+        found = listening()
+        dist.barrier()
+    assert "GLOO_SOCKET_IFNAME" not in os.environ
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)  # the helper leaves it at the end
+    return found
+
+
+def test_workers_of_one_host_listen_at_the_loopback_address_alone() -> None:
+    for found in run_ranks(2, look_around, free_port()):
+        assert found
+        assert found <= {"127.0.0.1", "::1"}
+
+
+def test_a_store_listens_at_the_address_of_its_host_where_that_can_be() -> None:
+    descriptor = listen_at("127.0.0.1", 0, local=True)
+    assert descriptor is not None
+    with socket.socket(fileno=descriptor) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+        with pytest.raises(OSError, match="in use"):
+            listen_at("127.0.0.1", listener.getsockname()[1], local=True)
+    # The name stands for the loopback address here, and workers on other hosts could not reach it there.
+    assert listen_at("127.0.0.1", 0, local=False) is None
+    # The address belongs to another machine, as that of a gateway does.
+    assert listen_at("192.0.2.1", 0, local=False) is None
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads are counted in /proc")
+def test_leaving_ends_the_threads_of_the_group() -> None:
+    """Left running, they abort a process that ends while one of them lets go of a tensor."""
+    code = f"""
+import os
+import torch
+import torch.distributed as dist
+from megabatch.workers.meeting import join
+from megabatch.workers.world import World
+
+def threads():
+    names = [open(f"/proc/self/task/{{task}}/comm").read().strip() for task in os.listdir("/proc/self/task")]
+    return sorted(name for name in names if "gloo" in name)
+
+with join(World(0, 1, 0, 1, "torchrun", "127.0.0.1", {free_port()}), "gloo", 30.0):
+    network = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    network(torch.ones(1, 2)).sum().backward()
+    torch.optim.SGD(network.parameters(), 0.1).step()
+    import torch.distributed.nn.functional
+    dist.all_gather_object([None], "all")
+    assert threads(), "gloo's threads are not found by their names"
+    circle = [network]
+    circle.append(circle)
+    del network, circle
+assert threads() == [], threads()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
