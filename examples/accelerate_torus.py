@@ -41,6 +41,8 @@ def main() -> None:
         optimizer.step()
         if accelerator.is_main_process:
             print(f"step {step}: loss {loss.item():.6f}", flush=True)
+    # In this order: DDP that is freed after its process group hangs now and then, waiting for a thread of the group.
+    network, optimizer, loader = accelerator.free_memory(network, optimizer, loader)
     accelerator.end_training()
 
 

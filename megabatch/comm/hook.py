@@ -35,13 +35,13 @@ import torch
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-import megabatch.comm.interpreter_exit  # noqa: F401  its import is what counts
 from megabatch.comm.allreduce import message_text
 from megabatch.comm.calibration import Calibration
 from megabatch.comm.channel import Workers
 from megabatch.comm.exact import ExactSums, Pieces
 from megabatch.comm.failures import check_consistency
 from megabatch.comm.grid import ProcessGrid, Reducer
+from megabatch.comm.interpreter_exit import hold_default_group
 from megabatch.comm.select import make_reducer
 from megabatch.errors import CommunicationError, ConfigError
 
@@ -72,6 +72,7 @@ def gradient_hook(
     """
     if exact and grad_dtype not in (None, torch.float32):
         raise ConfigError(f"exact sums travel as int32, grad_dtype {grad_dtype} was given too; give one of the two")
+    hold_default_group()
     make = partial(make_reducer, grid, algorithm, average=not exact, grad_dtype=grad_dtype, calibration=calibration)
     sums = exact if isinstance(exact, ExactSums) else ExactSums() if exact else None
     state = GradientHook(grid, make, buckets_in_flight, sums)

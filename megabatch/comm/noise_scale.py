@@ -32,8 +32,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-import megabatch.comm.interpreter_exit  # noqa: F401  its import is what counts
 from megabatch.comm.exact import ExactSums, memory_of_gradient
+from megabatch.comm.interpreter_exit import hold_default_group
 from megabatch.comm.transfer import Reading, upload
 from megabatch.schedule.noise import NoiseAverage, noise_sample
 
@@ -77,6 +77,7 @@ class NoiseScale:
 
     def hook(self, state: Any = None, inner: Hook = allreduce_hook) -> Hook:
         """The hook to register with DDP: it looks at a bucket and hands it to `inner`, with its state."""
+        hold_default_group()
 
         def look_and_send(_state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
             if self.measuring:

@@ -7,7 +7,6 @@ store are derived from the token of the run.
 from __future__ import annotations
 
 import errno
-import gc
 import ipaddress
 import itertools
 import os
@@ -50,7 +49,7 @@ def join(world: World, backend: str, timeout_seconds: float) -> Iterator[Meeting
     import torch.distributed as dist
     from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 
-    import megabatch.comm.interpreter_exit  # noqa: F401  before the group is made
+    from megabatch.comm.interpreter_exit import end_threads, hold_default_group  # before the group is made
 
     timeout = timedelta(seconds=timeout_seconds)
     token = run_token(os.environ) or b""
@@ -85,13 +84,14 @@ def join(world: World, backend: str, timeout_seconds: float) -> Iterator[Meeting
                 f"({str(error).splitlines()[0]}); check that every worker was started, can reach that address and has "
                 f"the same {TOKEN_VARIABLE}"
             ) from error
+        hold_default_group()
         try:
             yield Meeting(replace(world, attempt=attempt), own, token)
             ended_well = True
         finally:
             leave(ended_well)
             if ended_well:  # else another worker may be gone, and waiting for threads that wait for it takes long
-                gc.collect()  # DDP is part of a reference cycle that holds the group
+                end_threads()
 
 
 def leave(ended_well: bool) -> None:
