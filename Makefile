@@ -10,7 +10,7 @@ PYTEST = $(BIN)/pytest -n $(TEST_JOBS) --dist loadgroup
 HAS_SIMGRID := $(BIN)/python -c "import sys; from benchmarks.simulators.simgrid import find_simgrid; sys.exit(not find_simgrid())"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-chaos study browser simgrid docs test test-all check clean
+.PHONY: help setup demo demo-chaos study images browser simgrid docs test test-all check clean
 
 help:
 	@echo "make demo        train the demo recipe with four workers in a 2x2 grid on real images"
@@ -19,6 +19,7 @@ help:
 	@echo "make test        format, types and the fast tests"
 	@echo "make test-all    the fast tests and the slower proofs"
 	@echo "make check       format and types only"
+	@echo "make images      fetch Fashion-MNIST, where that is possible"
 	@echo "make browser     install chromium for the browser tests, where that is possible"
 	@echo "make simgrid     install SimGrid for the planner's cross-check, where that is possible"
 	@echo "make docs        build the documentation as a site"
@@ -55,6 +56,10 @@ study: setup
 	  $(BIN)/megabatch study studies/short.toml --jobs 2 --output runs/study-short-generated \
 	    --set data.source=generated --set data.generated.channels=1; \
 	fi
+
+# One test reads the real files; it skips with a reason where they are not.
+images: setup
+	@$(BIN)/megabatch data get fashion-mnist || echo "Fashion-MNIST cannot be had here: the test of its files will be skipped"
 
 # The report is tested in a real browser. CI=true turns a missing one into a failure.
 browser:

@@ -49,8 +49,8 @@ def grid_rates(count: int) -> list[float]:
     return [LOW * (HIGH / LOW) ** (place / (count - 1)) for place in range(count)]
 
 
-def plan_of(epochs: float) -> TunePlan:
-    changes = ["train.global_batch_size=400", "checkpoint.every_epochs=0"]
+def plan_of(epochs: float, *more: str) -> TunePlan:
+    changes = ["train.global_batch_size=400", "checkpoint.every_epochs=0", *more]
     recipe = load_config(
         str(STUDIES / "small_batch.toml"), changes, scale=str(STUDIES / "fashion_small.toml"), epochs=epochs
     )

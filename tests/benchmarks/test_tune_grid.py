@@ -22,7 +22,8 @@ def test_the_grid_has_equal_factors_between_its_ends() -> None:
 @pytest.mark.usefixtures("toy_trainer")
 def test_a_search_is_held_against_the_grid(tmp_path: Path) -> None:
     """The stand-in's accuracy falls by 5 points for every factor of 2 from 1.7, and a rate above 20 diverges."""
-    plan = plan_of(epochs=32)
+    generated = ("data.source=generated", "data.generated.channels=1", "data.generated.num_train=60_000")
+    plan = plan_of(32, *generated)
     grid = run_grid(plan, [0.85, 1.7, 32.0], tmp_path)
     assert list(grid.values()) == pytest.approx([0.85 - 0.1 / 32, 0.9 - 0.1 / 32, 0.0])
     found = search(plan, 1, 4, grid, tmp_path / "search")

@@ -79,8 +79,16 @@ def test_tags_tell_calls_actions_and_messages_apart_and_fit_a_signed_int() -> No
     assert message_tag(512 + 3, "m") == message_tag(3, "m")
 
 
+def _connected(ranks: list[int]) -> dist.ProcessGroup:
+    """A group whose ranks have all connected: none is gone while another still makes its connections."""
+    group = dist.new_group(ranks)
+    assert isinstance(group, dist.ProcessGroup)
+    dist.barrier()
+    return group
+
+
 def _hang_up_frees_a_waiting_peer(rank: int) -> tuple[int | None, bool, float]:
-    group = dist.new_group([0, 1])
+    group = _connected([0, 1])
     link = Link(group, (0, 1), rank, timeout_seconds=20)
     handle = link.receive(torch.empty(4), 1 - rank, tag=1)
     start = time.monotonic()
@@ -101,7 +109,7 @@ def test_hanging_up_frees_a_waiting_peer_at_once() -> None:
 
 
 def _hang_up_beside_a_peer_that_is_gone(rank: int) -> bool | None:
-    group = dist.new_group([0, 1, 2])
+    group = _connected([0, 1, 2])
     link = Link(group, (0, 1, 2), rank, timeout_seconds=20)
     if rank == 2:
         hang_up(group)
@@ -123,7 +131,7 @@ def test_hanging_up_beside_a_peer_that_is_gone_frees_the_others() -> None:
 def _wait_in_vain(rank: int) -> list[tuple[int | None, bool]]:
     """Nobody sends: both ranks wait the whole time allowed, then find their connections closed."""
     told = []
-    link = Link(dist.new_group([0, 1]), (0, 1), rank, timeout_seconds=0.3)
+    link = Link(_connected([0, 1]), (0, 1), rank, timeout_seconds=0.3)
     handle = link.receive(torch.empty(4), 1 - rank, tag=1)
     for attempt in (lambda: link.wait(handle, 1 - rank), lambda: link.receive(torch.empty(4), 1 - rank, tag=2)):
         with pytest.raises(PeerLostError) as caught:
@@ -147,7 +155,7 @@ def test_time_that_ran_out_and_a_closed_connection_are_told_apart() -> None:
 
 
 def _empty_parts_do_not_travel(rank: int) -> bool:
-    link = Link(dist.new_group([0, 1]), (0, 1), rank, timeout_seconds=20)
+    link = Link(_connected([0, 1]), (0, 1), rank, timeout_seconds=20)
     link.send(torch.empty(0), 1 - rank, tag=1)
     handle = link.receive(torch.empty(0), 1 - rank, tag=1)
     link.wait(handle, 1 - rank)
