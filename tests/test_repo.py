@@ -37,7 +37,7 @@ BELOW = {"errors", "files", "text", "foreign", "machine", "schedule", "config"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "files": {"errors"},
-    "text": set(),
+    "text": {"errors"},
     "foreign": {"errors"},
     "machine": {"errors", "files"},
     "schedule": {"errors", "files"},

@@ -26,8 +26,8 @@ from megabatch.report.figure import has_matplotlib, write_figures
 from megabatch.report.run import read_json
 from megabatch.study.plan import StudyRun, slug
 from megabatch.study.run import Outcome, divergence, free_cores, is_finished, run_side_by_side
-from megabatch.text import csv_of_tables, seconds_text
-from megabatch.tune.plan import TunePlan, make_plan, parse_budget
+from megabatch.text import csv_of_tables, read_seconds, seconds_text
+from megabatch.tune.plan import TunePlan, make_plan
 from megabatch.tune.space import with_values
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def conduct(request: TuneRequest) -> int:
     """Search and tell; 0 when the trials or the budget are used up, 1 when a run failed, 130 when it was stopped."""
     if request.trials is None and not request.budget:
         raise ConfigError("tune needs to know when to stop and nothing says so; add --trials N or --budget TIME")
-    budget_seconds = parse_budget(request.budget) if request.budget else math.inf
+    budget_seconds = read_seconds(request.budget, "--budget") if request.budget else math.inf
     need_optuna()
     recipe = load_config(request.recipe, list(request.overrides), scale=request.scale)
     name = Path(request.recipe).stem
