@@ -28,7 +28,7 @@ from megabatch.report.figure import COLORS, Constant, Figure, Missing, figure_as
 from megabatch.report.membership import membership
 from megabatch.report.network import NetworkTimes, all_reduce, network_times, torus_as_data
 from megabatch.report.plan_compare import predicted
-from megabatch.report.run import Run, read_runs
+from megabatch.report.run import PAGE_FILE, Run, read_runs
 from megabatch.report.sections import chip
 
 _THEME = 'document.documentElement.dataset.theme=matchMedia("(prefers-color-scheme: dark)").matches?"dark":"light";'
@@ -46,7 +46,7 @@ def write_report_files(
     """Write the page, and the figures where they are wanted; say where they are."""
     runs = read_runs(folders)
     times = network_times(runs, network)
-    page = output or (folders[0] / "report.html" if len(folders) == 1 else Path("comparison.html"))
+    page = output or (folders[0] / PAGE_FILE if len(folders) == 1 else Path("comparison.html"))
     if page.is_dir() or not page.absolute().parent.is_dir():
         raise ConfigError(f"--output '{page}' is not a file in an existing folder; give one, for example report.html")
     write_atomically(page, html_of(build_page(runs, times), runs))

@@ -18,7 +18,7 @@ from megabatch.errors import ConfigError, TrainingError
 from megabatch.files import write_atomically, write_json
 from megabatch.plan.convergence import ConvergenceLaw
 from megabatch.report.figure import has_matplotlib
-from megabatch.report.run import read_json
+from megabatch.report.run import SUMMARY_FILE, read_json
 from megabatch.study.figure import draw_arms, draw_batch_sizes, draw_targets, save
 from megabatch.study.plan import Arm, Study, StudyRun, from_file, from_grid, is_study_file, slug
 from megabatch.study.results import ArmResult, arm_rows, arms_table, collect, left_out, statements
@@ -197,7 +197,7 @@ def _progress(console: Console, total: int, output: Path) -> Iterator[Callable[[
         bar.advance(task)
         result = outcome.reason
         if outcome.state == "finished":
-            result = f"top-1 {read_json(output / outcome.run.key / 'summary.json')['top1']:.2%}"
+            result = f"top-1 {read_json(output / outcome.run.key / SUMMARY_FILE)['top1']:.2%}"
         left_seconds = (time.monotonic() - began) / done * (total - done)
         console.print(
             f"[{done}/{total}] {outcome.run.arm}, seed {outcome.run.seed}: {outcome.state}, {result} "
