@@ -54,6 +54,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "recipes",
         "report.run",
         "report.metrics_log",
+        "report.drawing",
         "report.figure",
         "report.metrics",
         "report.plan_compare",

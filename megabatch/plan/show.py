@@ -26,7 +26,8 @@ from megabatch.plan.quantity import Interval
 from megabatch.plan.search import FLAT_ALGORITHMS, PlanResult
 from megabatch.plan.validate import RowResult, Validation
 from megabatch.plan.workload import Workload
-from megabatch.report.figure import Axis, Figure, Series, write_figures
+from megabatch.report.drawing import write_figures
+from megabatch.report.figure import Axis, Figure, Series
 from megabatch.report.plan_compare import PlanComparison
 from megabatch.text import csv_text, seconds_text
 

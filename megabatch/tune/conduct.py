@@ -22,7 +22,7 @@ from rich.console import Console
 from megabatch.errors import ConfigError, TrainingError
 from megabatch.files import write_atomically, write_json
 from megabatch.recipes import load_config
-from megabatch.report.figure import has_matplotlib, write_figures
+from megabatch.report.drawing import has_matplotlib, write_figures
 from megabatch.report.run import PAGE_FILE, SUMMARY_FILE, read_json
 from megabatch.study.plan import StudyRun, slug
 from megabatch.study.run import Outcome, divergence, free_cores, is_finished, run_side_by_side
