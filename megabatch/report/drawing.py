@@ -42,7 +42,7 @@ def has_matplotlib() -> bool:
     return find_spec("matplotlib") is not None
 
 
-def drawing_files(figure: Figure) -> dict[str, bytes]:
+def _drawing_files(figure: Figure) -> dict[str, bytes]:
     """The contents of the SVG and the PNG of a figure: bytes that depend on the figure alone."""
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -62,8 +62,8 @@ def drawing_files(figure: Figure) -> dict[str, bytes]:
     return contents
 
 
-def write_figures(figures: Iterable[Figure], folder: Path) -> list[Path]:
-    """Write KEY.svg, KEY.png and KEY.csv of every figure; returns the files."""
+def write_figures(figures: Iterable[Figure], folder: Path, *, tables: bool = True) -> list[Path]:
+    """Write KEY.svg, KEY.png and, with `tables`, KEY.csv of every figure; returns the files."""
     if not has_matplotlib():
         raise ConfigError("--figures draws with matplotlib, which is not installed; pip install megabatch[figures]")
     try:
@@ -72,7 +72,7 @@ def write_figures(figures: Iterable[Figure], folder: Path) -> list[Path]:
         raise ConfigError(f"--figures '{folder}' cannot be made: {error.strerror}; give another folder") from None
     written = []
     for figure in figures:
-        contents = {"csv": figure_csv(figure).encode(), **drawing_files(figure)}
+        contents = ({"csv": figure_csv(figure).encode()} if tables else {}) | _drawing_files(figure)
         for suffix, content in contents.items():
             written.append(folder / f"{figure.key}.{suffix}")
             write_atomically(written[-1], content)

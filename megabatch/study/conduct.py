@@ -17,10 +17,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from megabatch.errors import ConfigError, TrainingError
 from megabatch.files import write_atomically, write_json
 from megabatch.plan.convergence import ConvergenceLaw
-from megabatch.report.drawing import has_matplotlib
+from megabatch.report.drawing import has_matplotlib, write_figures
 from megabatch.report.figure import Figure
 from megabatch.report.run import PAGE_FILE, SUMMARY_FILE, read_json
-from megabatch.study.figure import by_arm, by_batch_size, by_target, write_drawings, write_page
+from megabatch.study.figure import by_arm, by_batch_size, by_target, write_page
 from megabatch.study.plan import Arm, Study, StudyRun, from_file, from_grid, is_study_file, slug
 from megabatch.study.results import ArmResult, arm_rows, arms_table, collect, left_out, statements
 from megabatch.study.run import Outcome, evaluate_ensembles, free_cores, has_result, run_all
@@ -153,7 +153,7 @@ def _write_and_tell(
     found += [by_target(points, laws, study.title, study.target_percent or 0.0)] if points else []
     write_page(output / PAGE_FILE, study.title, said, found, rows)
     drawable = [one for one in found if isinstance(one, Figure)]
-    drawn = write_drawings(drawable, output) if has_matplotlib() else []
+    drawn = write_figures(drawable, output, tables=False) if has_matplotlib() else []
     if request.as_json:
         print(json.dumps(whole))
         return

@@ -9,7 +9,6 @@ from typing import Any
 
 from megabatch.files import write_atomically
 from megabatch.plan.convergence import ConvergenceLaw
-from megabatch.report.drawing import drawing_files
 from megabatch.report.figure import Axis, Figure, Mark, Missing, Series, Value, run_color
 from megabatch.report.page import summary_page
 from megabatch.study.results import ArmResult
@@ -89,16 +88,6 @@ def by_target(points: Sequence[BatchPoint], laws: dict[str, ConvergenceLaw | str
         "Dashed: perfect scaling; line: the fitted law."
     )
     return Figure("targets", f"{title}: steps to {target:g} %", caption, x, y, tuple(series), tuple(marks))
-
-
-def write_drawings(figures: Sequence[Figure], folder: Path) -> list[Path]:
-    """Write KEY.svg and KEY.png of every figure; what is in them stands in the study's own tables."""
-    paths = []
-    for figure in figures:
-        for suffix, content in drawing_files(figure).items():
-            paths.append(folder / f"{figure.key}.{suffix}")
-            write_atomically(paths[-1], content)
-    return paths
 
 
 def write_page(

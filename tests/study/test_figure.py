@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from megabatch.report.drawing import write_figures
 from megabatch.report.figure import Figure, Missing
 from megabatch.study.compare import spread
-from megabatch.study.figure import by_arm, by_batch_size, write_drawings, write_page
+from megabatch.study.figure import by_arm, by_batch_size, write_page
 from megabatch.study.plan import Arm
 from megabatch.study.results import ArmResult, RunResult, arm_rows, compared
 
@@ -66,8 +67,7 @@ def test_the_page_holds_every_arm_and_what_is_said(tmp_path: Path) -> None:
 def test_the_same_results_give_the_same_files(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        paths = write_drawings([by_arm(RESULTS, "title", 0.5)], tmp_path / name)
+        paths = write_figures([by_arm(RESULTS, "title", 0.5)], tmp_path / name, tables=False)
         assert [path.name for path in paths] == ["arms.svg", "arms.png"]
     for name in ("arms.svg", "arms.png"):
         one, two = ((tmp_path / folder / name).read_bytes() for folder in ("one", "two"))
