@@ -8,31 +8,30 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-_SECONDS = {"": 1.0, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+from megabatch.errors import ConfigError
+
+_READ_UNITS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SHOWN_UNITS = (("years", 365.25 * 86400.0), ("days", 86400.0), ("h", 3600.0), ("min", 60.0))
 
 
-def seconds_text(seconds: float) -> str:
-    """ "38 us", "12.4 ms", "8.30 s", "2 min 25 s", "3 h 04 min"."""
-    if seconds < 0:
-        return f"-{seconds_text(-seconds)}"
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.3g} us"
-    if seconds < 1:
-        return f"{seconds * 1e3:.3g} ms"
-    if seconds < 60:
-        return f"{seconds:.3g} s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    if whole < 48 * 3600:
-        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-    return f"{seconds / 86400:.3g} days"
+def seconds_text(seconds: float, like: float | None = None) -> str:
+    """ "38 us", "12.4 ms", "89 s", "2.42 min", "3.08 h", "4 years"; in the unit of `like`, if given."""
+    size = abs(seconds if like is None else like)
+    small = ("s", 1.0) if size >= 1 else ("ms", 1e-3) if size >= 1e-3 else ("us", 1e-6)
+    unit, factor = next((one for one in _SHOWN_UNITS if size >= 1.5 * one[1]), small)
+    value = seconds / factor
+    return f"{value:.3g} {unit}" if abs(value) < 999.5 else f"{value:,.0f} {unit}"
 
 
-def read_seconds(text: str) -> float | None:
-    """ "90s", "45min", "2h", "1.5 d" or a bare number as seconds; None for anything else."""
-    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([a-z]*)\s*", text.lower(), re.ASCII)
-    return float(match[1]) * _SECONDS[match[2]] if match and match[2] in _SECONDS else None
+def read_seconds(text: str, what: str) -> float:
+    """ "90s", "45min", "2h" or "1.5 d" in seconds; ConfigError, which names `what`, for anything else."""
+    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([a-z]+)\s*", text.lower(), re.ASCII)
+    seconds = float(match[1]) * _READ_UNITS.get(match[2], 0.0) if match else 0.0
+    if not seconds:
+        raise ConfigError(
+            f"{what} '{text}' is no time; write a number above 0 and s, min, h or d, for example 90s, 10min or 2h"
+        )
+    return seconds
 
 
 def bytes_text(count: float) -> str:

@@ -37,7 +37,7 @@ BELOW = {"errors", "files", "text", "foreign", "machine", "schedule", "config"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "files": {"errors"},
-    "text": set(),
+    "text": {"errors"},
     "foreign": {"errors"},
     "machine": {"errors", "files"},
     "schedule": {"errors", "files"},
@@ -54,6 +54,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "recipes",
         "report.run",
         "report.metrics_log",
+        "report.drawing",
         "report.figure",
         "report.metrics",
         "report.plan_compare",
@@ -63,7 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "comm.calibration",
     },
     "workers": BELOW | {"comm"},
-    "train": BELOW | {"recipes", "comm", "optim", "model", "data", "report", "workers"},
+    "train": BELOW | {"recipes", "comm", "optim", "model", "data", "report", "workers", "plan.plan_file"},
     "study": BELOW | {"recipes", "report", "train.run_dir", "workers.stop", "workers.world", "plan.convergence"},
     "tune": BELOW | {"recipes", "report", "data.formats", "study", "train.run_dir"},
     "use": BELOW | {"recipes", "model", "data", "report", "workers", "train"},
@@ -76,20 +77,15 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 
 TORCH_FREE = (
-    *(
-        "megabatch",
-        "megabatch.files",
-        "megabatch.recipes",
-        "megabatch.recipes.scale",
-        "megabatch.cli",
-        "megabatch.report.run",
-    ),
+    *("megabatch", "megabatch.files", "megabatch.recipes", "megabatch.recipes.scale", "megabatch.cli"),
+    "megabatch.report.run",
     *("megabatch.report.page", "megabatch.report.live", "megabatch.report.figure"),
     *("megabatch.launch.script", "megabatch.launch.kubernetes"),
     *("megabatch.comm.phases", "megabatch.comm.shape"),
     *("megabatch.comm.price", "megabatch.comm.calibration"),
     # A mistake in a recipe, a folder or a launcher's variables is told without the seconds that torch takes to load.
-    *("megabatch.train.entry", "megabatch.train.run_dir", "megabatch.workers.token", "megabatch.workers.world"),
+    *("megabatch.train.entry", "megabatch.train.run_dir", "megabatch.train.words"),
+    *("megabatch.workers.token", "megabatch.workers.world"),
     *("megabatch.study.conduct", "megabatch.tune.conduct", "megabatch.tune.journal"),
     *("megabatch.plan.request", "megabatch.plan.show", "megabatch.plan.validate"),
     *("benchmarks.simulators.simgrid", "benchmarks.simulators.simgrid_child", "benchmarks.check_plan"),

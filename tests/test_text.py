@@ -7,6 +7,7 @@ import io
 
 import pytest
 
+from megabatch.errors import ConfigError
 from megabatch.text import (
     bytes_text,
     count_text,
@@ -22,8 +23,9 @@ from megabatch.text import (
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [
-        *((3.8e-5, "38 us"), (0.0124, "12.4 ms"), (8.3, "8.3 s"), (59.94, "59.9 s"), (145, "2 min 25 s")),
-        *((3599.6, "1 h 00 min"), (11_070, "3 h 04 min"), (-2.0, "-2 s"), (0, "0 us"), (864_000, "10 days")),
+        *((3.8e-5, "38 us"), (0.0124, "12.4 ms"), (8.3, "8.3 s"), (89.0, "89 s"), (145, "2.42 min")),
+        *((3599.6, "60 min"), (11_070, "3.08 h"), (864_000, "10 days"), (1e11, "3,169 years"), (-2.0, "-2 s")),
+        (0, "0 us"),
     ],
 )
 def test_seconds(seconds: float, said: str) -> None:
@@ -56,5 +58,15 @@ def test_a_markdown_table_puts_numbers_on_the_right() -> None:
 
 
 def test_seconds_are_read() -> None:
-    assert [read_seconds(text) for text in ("90", "90s", ".5 min", "2H", "1.5d")] == [90, 90, 30, 7200, 129_600]
-    assert [read_seconds(text) for text in ("", "h", "-1h", "2 weeks", "1e3s")] == [None] * 5
+    read = [read_seconds(text, "--budget") for text in ("90s", ".5 min", "2H", "1.5d")]
+    assert read == [90, 30, 7200, 129_600]
+
+
+@pytest.mark.parametrize("text", ["", "2", "h", "0s", "-1h", "2 weeks", "1e3s", "1.2.3s", "soon"])
+def test_what_is_no_time_is_said(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--budget '.*' is no time; .* 10min"):
+        read_seconds(text, "--budget")
+
+
+def test_seconds_that_are_compared_share_a_unit() -> None:
+    assert [seconds_text(x, like=3600.0 * 3) for x in (5400.0, 60.0, 36e6)] == ["1.5 h", "0.0167 h", "10,000 h"]

@@ -40,6 +40,7 @@ from megabatch.errors import ConfigError, MegabatchError
 from megabatch.files import write_atomically
 from megabatch.recipes import load_config
 from megabatch.report.page import page_of, whole_file
+from megabatch.report.run import METRICS_FILE
 from megabatch.report.sections import html_table
 from megabatch.train.entry import train
 from megabatch.workers.local import run_as_worker, start_workers
@@ -236,7 +237,7 @@ def train_alone(folder: str) -> None:
 
 
 def _rows(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in (folder / METRICS_FILE).read_text(encoding="utf-8").splitlines()]
 
 
 def _killed_rank() -> tuple[bool, str]:

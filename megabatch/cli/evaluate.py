@@ -33,6 +33,7 @@ def evaluate(
 
     Of a finished run also accuracy by class, confusions and the worst mistakes: as CSV and in the report.
     """
+    from megabatch.report.run import CLASSES_FILE
     from megabatch.train.metrics import write_page
     from megabatch.use.evaluate import evaluate_ensemble, evaluate_run
 
@@ -51,7 +52,7 @@ def evaluate(
             f"top-1 {result['top1']:.2%}  top-5 {result['top5']:.2%}  loss {result['loss']:.4f}  "
             f"({result['num_images']:,} images, {result['weights']})"
         )
-    if (run / "classes.json").is_file():
+    if (run / CLASSES_FILE).is_file():
         write_page(run, lambda line: print(line, file=sys.stderr))
         if not as_json:
             print(f"by class: {run / 'classes.csv'}, confusion.csv, mistakes.csv, and in report.html")

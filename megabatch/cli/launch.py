@@ -24,7 +24,7 @@ Grace = Annotated[
     int, typer.Option("--grace", min=10, help="Seconds a step and its checkpoint may take after a signal.")
 ]
 Python = Annotated[str, typer.Option(help="The Python of the machines that has megabatch.")]
-Health = Annotated[bool, typer.Option("--health-check/--no-health-check", help="Run `doctor` on the allocation first.")]
+Health = Annotated[bool, typer.Option("--health-check/--no-health-check", help="Run `doctor` on the machines first.")]
 File = Annotated[Path | None, typer.Option("--file", help="Write here instead of printing.")]
 
 Elastic = Annotated[
@@ -108,9 +108,7 @@ def kubernetes(
     memory: Annotated[
         str, typer.Option(help="Memory of each pod, for example 64Gi; by default 4Gi a worker, 16Gi with a GPU.")
     ] = "",
-    health_check: Annotated[
-        bool, typer.Option("--health-check/--no-health-check", help="Run `doctor` in each pod first.")
-    ] = True,
+    health_check: Health = True,
     containerfile: Annotated[Path | None, typer.Option(help="Also write a container file here.")] = None,
     elastic: Elastic = False,
     min_workers: MinWorkers = 1,

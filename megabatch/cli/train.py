@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from megabatch.cli.options import Debug, Set, changes, examples
-from megabatch.errors import CheckpointError, LaunchError
+from megabatch.cli.options import Debug, Set, changes, examples, request_of
 
 app = typer.Typer()
 
@@ -28,6 +27,7 @@ app = typer.Typer()
     )
 )
 def train(
+    ctx: typer.Context,
     recipe: Annotated[
         str, typer.Argument(help="A name from `megabatch recipes`, a TOML file, or with --resume the folder of a run.")
     ],
@@ -81,53 +81,16 @@ def train(
 
     Alone it starts its own local workers; under torchrun, srun or mpirun it joins them.
     """
-    from megabatch.data.own import batch_note, fit_to_set
-    from megabatch.recipes import load_config
-    from megabatch.recipes.scale import scaling_lines
     from megabatch.train.entry import train_here
-    from megabatch.train.request import Elastic, TrainRequest
-    from megabatch.train.run_dir import recorded_run
-    from megabatch.workers.world import read_world
+    from megabatch.train.words import TrainWords, make_request
 
-    if elastic is None and (min_workers > 1 or max_workers):
-        raise LaunchError("--min-workers and --max-workers bound the workers of an elastic run; add --elastic")
-    overrides, plan_text = changes(set_, data), ""
-    name = Path(recipe).stem
-    if resume and output is None and (recorded := recorded_run(Path(recipe))):
-        recipe, output = recorded.recipe, recorded.folder
-        if workers is None and grid is None and read_world(os.environ) is None:
-            workers, grid = recorded.workers, recorded.grid
-    elif resume and output is None and Path(recipe).is_dir():
-        raise CheckpointError(f"'{recipe}' is not a run folder (it has no config.toml); give the folder of a run")
-    if plan is not None:
-        from megabatch.plan.plan_file import follow
-
-        planned = follow(plan, recipe, grid, workers, os.environ, scale=scale, epochs=epochs)
-        overrides, plan_text = planned.overrides + overrides, planned.text
-        grid, workers, scale, epochs = planned.grid, planned.workers, planned.scale, planned.epochs
-    config = load_config(recipe, list(overrides), scale=scale, epochs=epochs)
-    if data is not None and data.exists():  # the first word: looking at the images may take seconds
-        world = read_world(os.environ, alone=workers is not None)
-        if world is None or world.is_main:
-            print(f"recipe         {recipe}, looking at the images in {data}", flush=True)
-    published = load_config(recipe, scale=scale, epochs=epochs)
-    lines = scaling_lines(load_config(recipe, epochs=epochs), config) if scale is not None else []
-    lines += batch_note(published, config)
-    if data is not None:
-        fitted = fit_to_set(config, data.absolute(), overrides)
-        overrides, lines = overrides + fitted.overrides, [*lines, *fitted.lines]
-        config = load_config(recipe, list(overrides), scale=scale, epochs=epochs)
+    words = request_of(TrainWords, ctx, overrides=changes(set_, data))
+    request, num_local = make_request(words, os.environ, partial(print, flush=True))
     if check_memory:
         from megabatch.bench.memory import count_memory, device_memory
 
-        ghost, device = config.train.ghost_batch_size, device_memory()
-        memory = count_memory(config, workers or 1)
+        ghost, device = request.config.train.ghost_batch_size, device_memory()
+        memory = count_memory(request.config, num_local or 1)
         print("\n".join(memory.lines(ghost, device)))
         raise typer.Exit(1 if memory.verdict(ghost, device).startswith("DOES") else 0)
-    request = TrainRequest(
-        config, output, grid, resume=resume, debug=debug, plan=plan_text, name=name, lines=tuple(lines)
-    )
-    if elastic is not None:
-        lighthouse = "" if elastic == "local" else elastic
-        request = replace(request, elastic=Elastic(lighthouse, min_workers=min_workers, max_workers=max_workers))
-    raise typer.Exit(train_here(request, workers, os.environ))
+    raise typer.Exit(train_here(request, num_local, os.environ))

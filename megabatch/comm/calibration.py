@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from megabatch.comm.phases import ALGORITHMS, Phase, phases, staggered
+from megabatch.comm.phases import ALGORITHMS, LIBRARY_ALGORITHMS, Phase, phases, staggered
 from megabatch.comm.price import DEFAULT_SEGMENT_BYTES, LinkCost, all_reduce_seconds
 from megabatch.comm.shape import GridShape, parse_grid
 from megabatch.errors import ConfigError, MegabatchError, WriteError
@@ -25,7 +25,6 @@ from megabatch.files import parse_json, read_text, write_atomically
 FORMAT = 1
 
 _SEGMENTS_BYTES = (DEFAULT_SEGMENT_BYTES, 64 * 2**10, 128 * 2**10, 512 * 2**10, 2**20)
-_LIBRARY_ALGORITHMS = ("torus", "hierarchical", "backend")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +147,7 @@ def predictions(calibration: Calibration, shape: GridShape, message_bytes: float
     Raises:
         ConfigError: the calibration is of another grid whose links differ, or holds nothing.
     """
-    names = tuple(ALGORITHMS) if calibration.backend == "gloo" else _LIBRARY_ALGORITHMS
+    names = tuple(ALGORITHMS) if calibration.backend == "gloo" else LIBRARY_ALGORITHMS
     links = calibration.links(shape) if calibration.axes else ()
     same_grid = shape.sizes == calibration.shape.sizes
     found = []

@@ -360,3 +360,6 @@ ALGORITHMS: dict[str, Callable[[GridShape], tuple[Phase, ...]]] = {
     "backend": _flat("backend"),
 }
 """Name -> phases on a grid. `backend` is torch.distributed's own all-reduce, the one plain DDP uses."""
+
+LIBRARY_ALGORITHMS = ("torus", "hierarchical", "backend")
+"""On a backend with its own collectives the others would only be sends and receives in Python."""

@@ -35,7 +35,7 @@ from megabatch.plan.workload import Layer, busiest_passes, model_layers
 from megabatch.recipes import config_from_toml
 from megabatch.report.metrics import LEFT_OUT_STEPS
 from megabatch.report.metrics_log import read_metrics
-from megabatch.report.run import read_json
+from megabatch.report.run import CONFIG_FILE, ENVIRONMENT_FILE, METRICS_FILE, read_json
 
 _FEWEST_STEPS = 3
 
@@ -203,14 +203,14 @@ def _with_links(found: Evidence, path: Path, content: dict[str, Any]) -> Evidenc
 
 def _with_run(found: Evidence, folder: Path) -> Evidence:
     """The compute time of a run, per ghost batch: the median over its steps after the first few."""
-    config, environment = _config(folder), read_json(folder / "environment.json")
+    config, environment = _config(folder), read_json(folder / ENVIRONMENT_FILE)
     workers, device = environment.get("workers"), str(environment.get("device", ""))
     if not isinstance(workers, int) or workers < 1:
         raise DataError(f"run '{folder}' does not say how many workers it had; give another run")
     _refuse_other_device(device, found.cluster, f"run '{folder}'")
     ghost, model = config.train.ghost_batch_size, config.model.label
     seconds, shares = [], []
-    for row in list(read_metrics(folder / "metrics.jsonl"))[LEFT_OUT_STEPS:]:
+    for row in list(read_metrics(folder / METRICS_FILE))[LEFT_OUT_STEPS:]:
         names = ("compute_seconds", "global_batch_size", "backward_seconds")
         compute, batch, backward = (_number(row.get(name)) for name in names)
         if compute and batch:
@@ -258,7 +258,7 @@ def _count(number: int, one: str, many: str = "") -> str:
 
 
 def _config(folder: Path) -> Config:
-    path = folder / "config.toml"
+    path = folder / CONFIG_FILE
     try:
         return config_from_toml(read_text(path), f"'{path}'")
     except (FileNotFoundError, NotADirectoryError):

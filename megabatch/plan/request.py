@@ -118,20 +118,10 @@ def _refuse_mistakes(request: PlanRequest) -> None:
         raise ConfigError(f"{twice}; leave one of them out")
 
 
-def parse_duration(text: str) -> float:
-    """Read "90", "90s", "10min" or "2h" as seconds."""
-    seconds = read_seconds(text)
-    if seconds is None:
-        raise ConfigError(f"duration '{text}' cannot be read; write 90s, 10min or 2h")
-    if seconds <= 0:
-        raise ConfigError(f"duration '{text}' is not above 0; write 90s, 10min or 2h")
-    return seconds
-
-
 def _goal(request: PlanRequest) -> Goal:
     if request.objective not in ("time", "cost"):
         raise ConfigError(f"objective '{request.objective}' is unknown; choose time or cost")
     if request.budget is not None and not request.budget > 0:
         raise ConfigError(f"budget {request.budget:g} buys nothing; give an amount above 0")
-    deadline = parse_duration(request.deadline) if request.deadline else math.inf
+    deadline = read_seconds(request.deadline, "--deadline") if request.deadline else math.inf
     return Goal(request.objective, deadline, request.budget or math.inf)

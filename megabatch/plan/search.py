@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from megabatch.comm.phases import ALGORITHMS
+from megabatch.comm.phases import ALGORITHMS, LIBRARY_ALGORITHMS
 from megabatch.comm.shape import GridShape
 from megabatch.errors import ConfigError, MegabatchError
 from megabatch.plan.cluster import Cluster
@@ -29,8 +29,6 @@ from megabatch.schedule.batch import BatchStages
 FLAT_ALGORITHMS = ("ring", "halving_doubling", "backend")
 """They do not use the grid."""
 
-_LIBRARY_ALGORITHMS = ("backend", "torus", "hierarchical")
-"""On a backend with its own collectives the others would only be sends and receives in Python."""
 _BUCKETS_MB = (1.0, 2.0, 4.0, 8.0, 16.0, 25.0, 50.0, 100.0, math.inf)
 _DRAW = 1.01
 """A gain of less than this is no reason to leave what plain DDP does."""
@@ -161,7 +159,7 @@ def plan(
 def best_candidates(estimator: Estimator, workers: int, space: Space) -> tuple[list[Candidate], int]:
     """The best candidate of each algorithm, best first, and how many were tried."""
     cluster, usual_mb = estimator.cluster, estimator.workload.bucket_mb
-    names = space.algorithms or (_LIBRARY_ALGORITHMS if cluster.backend == "nccl" else tuple(ALGORITHMS))
+    names = space.algorithms or (LIBRARY_ALGORITHMS if cluster.backend == "nccl" else tuple(ALGORITHMS))
     buckets = (space.bucket_mb,) if space.bucket_mb else _BUCKETS_MB
     ghost = estimator.step.ghost_batch_size(workers)
     start = cluster.initialisation_seconds.value  # all have it alike: what is a draw is decided without it

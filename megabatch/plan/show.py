@@ -26,9 +26,10 @@ from megabatch.plan.quantity import Interval
 from megabatch.plan.search import FLAT_ALGORITHMS, PlanResult
 from megabatch.plan.validate import RowResult, Validation
 from megabatch.plan.workload import Workload
-from megabatch.report.figure import Axis, Figure, Series, write_figures
+from megabatch.report.drawing import write_figures
+from megabatch.report.figure import Axis, Figure, Series
 from megabatch.report.plan_compare import PlanComparison
-from megabatch.text import csv_text
+from megabatch.text import csv_text, seconds_text
 
 _SHOWN = 12
 _BAR = 30
@@ -69,9 +70,9 @@ def print_plan(
         memory = workload.memory.of_ghost(workload.ghost_batch_size, ghost)
         _print_note(out, "memory", "; ".join(memory.lines(ghost, device_bytes_of(cluster.accelerator))))
     _print_facts(out, chosen)
-    out.print(f"\n[bold]One step[/bold], {duration(chosen.step.middle)}")
+    out.print(f"\n[bold]One step[/bold], {seconds_text(chosen.step.middle)}")
     _print_bars(out, chosen.step_time.parts, chosen.step.middle)
-    out.print(f"[bold]The whole run[/bold], {duration(chosen.total.middle)}")
+    out.print(f"[bold]The whole run[/bold], {seconds_text(chosen.total.middle)}")
     _print_bars(out, chosen.time_parts, chosen.total.middle)
     out.print(f"[bold]Bound by[/bold] {result.binding}")
     out.print("Of the total time would save")
@@ -130,15 +131,6 @@ def print_comparison(comparison: PlanComparison, console: Console | None = None)
         out.print(comparison.remark)
 
 
-def duration(seconds: float, like: float | None = None) -> str:
-    """Seconds for people: "45.3 s", "12.4 min", "3.2 h", "2.1 days", "4.0 years"; in the unit of `like`, if given."""
-    size = seconds if like is None else like
-    for unit, factor in (("years", 365.25 * 86400.0), ("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if size >= 1.5 * factor:
-            return f"{seconds / factor:,.1f} {unit}"
-    return f"{seconds:.1f} s" if size >= 1 else f"{1e3 * seconds:.3g} ms"
-
-
 def _print_fit(out: Console, fit: StepFit) -> None:
     """The parameters of a fit with their deviations, and which of them the rows leave to the prior."""
     units = {"per_image": ("us an image", 1e6), "scatter": ("us an image", 1e6), "evaluation": ("s", 1.0)}
@@ -179,7 +171,7 @@ def _candidates(result: PlanResult) -> Table:
         mark = "> " if one is result.chosen else "* " if one in result.front else ""
         batch = [one.batch if len(one.batch) < 10 else "stages"] if many_batches else []
         way = (f"{mark:<2}{one.candidate.workers:>7,}", one.candidate.algorithm, _grid(one) or "-", _bucket(one))
-        times = (duration(one.step.middle), f"{one.step_time.efficiency:.0%}", duration(one.training.middle))
+        times = (seconds_text(one.step.middle), f"{one.step_time.efficiency:.0%}", seconds_text(one.training.middle))
         style = "bold" if one is result.chosen else ""
         table.add_row(*way, *batch, *times, f"{one.bill.middle:,.2f}", style=style)
     table.caption = "> chosen   * no other is both faster and cheaper"
@@ -213,8 +205,8 @@ def _print_facts(out: Console, chosen: Estimate) -> None:
 
 def _time(value: Interval) -> str:
     """In one unit, that of the middle."""
-    middle, unit = duration(value.middle).rsplit(" ", 1)
-    low, high = (duration(one, value.middle).rsplit(" ", 1)[0] for one in (value.low, value.high))
+    middle, unit = seconds_text(value.middle).rsplit(" ", 1)
+    low, high = (seconds_text(one, value.middle).rsplit(" ", 1)[0] for one in (value.low, value.high))
     return f"{middle} {unit} \\[{low} to {high}]"
 
 
@@ -229,7 +221,7 @@ def _print_bars(out: Console, parts: Mapping[str, float], whole: float) -> None:
         if seconds <= 0:
             continue
         bar = "#" * max(1, round(_BAR * seconds / whole))
-        out.print(f"  {name:<22} {duration(seconds):>10} {seconds / whole:>5.0%} {bar}")
+        out.print(f"  {name:<22} {seconds_text(seconds):>10} {seconds / whole:>5.0%} {bar}")
 
 
 def _bucket(one: Estimate) -> str:
@@ -302,7 +294,7 @@ def _parts_figure(result: PlanResult, key: str) -> Figure:
     """What a step consists of along the front, as parts of one."""
     front = sorted(result.front, key=lambda one: one.candidate.workers)
     drawn = front[-_MOST_BARS:]
-    labels = tuple(f"{one.candidate.workers:,}\n{duration(one.step.middle)}" for one in drawn)
+    labels = tuple(f"{one.candidate.workers:,}\n{seconds_text(one.step.middle)}" for one in drawn)
     series = []
     for part, color in _COLORS.items():
         heights = tuple(one.step_time.parts.get(part, 0.0) / one.step.middle for one in drawn)

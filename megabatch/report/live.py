@@ -19,9 +19,9 @@ from urllib.parse import parse_qs, urlsplit
 from megabatch.errors import ConfigError, MegabatchError
 from megabatch.report.network import network_times
 from megabatch.report.page import Page, build_page, html_of
-from megabatch.report.run import FILES, Run, read_runs
+from megabatch.report.run import FILES, MEMBERSHIP_FILE, METRICS_FILE, Run, read_runs
 
-_WATCHED = (*FILES, "metrics.jsonl", "membership.jsonl", "calibration.json")
+_WATCHED = (*FILES, METRICS_FILE, MEMBERSHIP_FILE, "calibration.json")
 _HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",

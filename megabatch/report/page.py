@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
@@ -24,11 +24,12 @@ from megabatch.files import write_atomically
 from megabatch.report import curves, sections, speed
 from megabatch.report.claim import headline, status
 from megabatch.report.classes import classes_section
-from megabatch.report.figure import COLORS, Constant, Figure, Missing, figure_as_data, write_figures
+from megabatch.report.drawing import write_figures
+from megabatch.report.figure import COLORS, Constant, Figure, Missing, figure_as_data
 from megabatch.report.membership import membership
 from megabatch.report.network import NetworkTimes, all_reduce, network_times, torus_as_data
 from megabatch.report.plan_compare import predicted
-from megabatch.report.run import Run, read_runs
+from megabatch.report.run import PAGE_FILE, Run, read_runs
 from megabatch.report.sections import chip
 
 _THEME = 'document.documentElement.dataset.theme=matchMedia("(prefers-color-scheme: dark)").matches?"dark":"light";'
@@ -46,7 +47,7 @@ def write_report_files(
     """Write the page, and the figures where they are wanted; say where they are."""
     runs = read_runs(folders)
     times = network_times(runs, network)
-    page = output or (folders[0] / "report.html" if len(folders) == 1 else Path("comparison.html"))
+    page = output or (folders[0] / PAGE_FILE if len(folders) == 1 else Path("comparison.html"))
     if page.is_dir() or not page.absolute().parent.is_dir():
         raise ConfigError(f"--output '{page}' is not a file in an existing folder; give one, for example report.html")
     write_atomically(page, html_of(build_page(runs, times), runs))
@@ -123,6 +124,36 @@ def page_of(
     text = json.dumps([parts, data], sort_keys=True, allow_nan=False)
     data["version"] = hashlib.sha256(text.encode()).hexdigest()[:16]
     return Page(title, parts, data)
+
+
+def summary_page(
+    title: str,
+    sentences: Sequence[str],
+    found: Sequence[Figure | Missing],
+    tables: Mapping[str, Sequence[Mapping[str, Any]]],
+    *,
+    name: str,
+    word: str,
+    made_by: str,
+) -> str:
+    """The whole file of a search or a study: what it says, its figures, its tables by their captions."""
+    drawn = [one for one in found if isinstance(one, Figure)]
+    missing = [one for one in found if isinstance(one, Missing)]
+    said = "".join(f"<li>{escape(one)}</li>" for one in sentences)
+    shown = "".join(
+        sections.html_table(caption, list(rows[0]), [[_cell(value) for value in row.values()] for row in rows])
+        for caption, rows in tables.items()
+    )
+    parts = {
+        "claim": f'<h1 id="claim-title">{escape(title)}</h1><ul>{said}</ul>',
+        "figures": sections.figures_section(drawn, missing, None),
+        "tables": f'<h2 id="tables-title">Tables</h2>{shown}',
+    }
+    return whole_file(page_of(title, parts, drawn), name, word, made_by=made_by)
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
 def html_of(page: Page, runs: Sequence[Run]) -> str:

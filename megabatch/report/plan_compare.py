@@ -17,7 +17,7 @@ from megabatch.errors import DataError
 from megabatch.files import parse_toml
 from megabatch.report.figure import Axis, Figure, Missing, Series
 from megabatch.report.metrics import LEFT_OUT_STEPS, Column, iterate_rows
-from megabatch.report.run import Run, setting
+from megabatch.report.run import METRICS_FILE, PLAN_FILE, Run, setting
 from megabatch.report.untrusted import items, number, table, text
 from megabatch.text import count_text, percent_text, seconds_text
 
@@ -91,7 +91,7 @@ def compare(run: Run) -> PlanComparison:
     """Compare a run with the plan it followed; DataError without a plan, a prediction or enough steps."""
     if not run.plan:
         for problem in run.problems:
-            if problem.startswith("plan.json"):
+            if problem.startswith(PLAN_FILE):
                 raise DataError(f"{problem} in run '{run.name}'; put the plan that it followed back there")
         raise DataError(
             f"run '{run.name}' has no plan.json, it followed no plan; make one with `megabatch plan --output` and "
@@ -105,7 +105,7 @@ def compare(run: Run) -> PlanComparison:
         )
     batch, columns = _steady(run, _planned_batch(run.plan, said))
     if not columns:
-        why = next((f" ({one})" for one in run.problems if one.startswith("metrics.jsonl")), "")
+        why = next((f" ({one})" for one in run.problems if one.startswith(METRICS_FILE)), "")
         raise DataError(
             f"run '{run.name}' has {run.metrics.num_rows} steps{why}; at least {LEFT_OUT_STEPS + 1} are needed to "
             "compare it with its plan"
@@ -145,7 +145,7 @@ def _steady(run: Run, planned: tuple[float, float] | None) -> tuple[float, dict[
     by_batch: dict[float, dict[str, Column]] = {}
     counts: dict[float, int] = {}
     try:
-        for index, row in enumerate(iterate_rows(run.folder / "metrics.jsonl")):
+        for index, row in enumerate(iterate_rows(run.folder / METRICS_FILE)):
             batch = number(row.get("global_batch_size")) or 0.0
             if index < LEFT_OUT_STEPS or (batch not in by_batch and len(by_batch) >= _MAX_BATCHES):
                 continue
@@ -229,7 +229,7 @@ def predicted(runs: Sequence[Run]) -> Figure | Missing:
     """The parts of a step, throughput and training time of `plan.json` and of the run, over the prediction."""
     if len(runs) > 1:
         return Missing("predicted", _TITLE, "shown in the report of a single run")
-    if not runs[0].plan and not any(one.startswith("plan.json") for one in runs[0].problems):
+    if not runs[0].plan and not any(one.startswith(PLAN_FILE) for one in runs[0].problems):
         return Missing("predicted", _TITLE, "the run followed no plan (megabatch plan, then train --plan)")
     try:
         found = compare(runs[0])

@@ -25,7 +25,12 @@ from megabatch.files import UnreadableError, parse_json, read_text
 from megabatch.report.metrics import Metrics, iterate_rows, read_metrics_file
 from megabatch.report.untrusted import items, number, read_table, table, text
 
-FILES = ("config.toml", "environment.json", "summary.json", "ranks.json", "plan.json", "ensemble.json", "classes.json")
+CONFIG_FILE, ENVIRONMENT_FILE, SUMMARY_FILE = "config.toml", "environment.json", "summary.json"
+RANKS_FILE, PLAN_FILE, ENSEMBLE_FILE, CLASSES_FILE = "ranks.json", "plan.json", "ensemble.json", "classes.json"
+METRICS_FILE, MEMBERSHIP_FILE, PAGE_FILE = "metrics.jsonl", "membership.jsonl", "report.html"
+"""Files of a run folder; those of the model are named in `train.card`."""
+
+FILES = (CONFIG_FILE, ENVIRONMENT_FILE, SUMMARY_FILE, RANKS_FILE, PLAN_FILE, ENSEMBLE_FILE, CLASSES_FILE)
 MAX_CHANGES = 1_000
 
 
@@ -99,16 +104,16 @@ def read_run(folder: Path) -> Run:
             problems.append(f"{name} {error}")
             found = None
         tables[name.partition(".")[0]] = found or {}
-    metrics, problem = read_metrics_file(folder / "metrics.jsonl")
+    metrics, problem = read_metrics_file(folder / METRICS_FILE)
     if problem:
         problems.append(problem)
     membership: tuple[dict[str, Any], ...] = ()
     try:
-        membership = tuple(islice(iterate_rows(folder / "membership.jsonl"), MAX_CHANGES))
+        membership = tuple(islice(iterate_rows(folder / MEMBERSHIP_FILE), MAX_CHANGES))
     except FileNotFoundError:
         pass
     except (UnreadableError, OSError) as error:
-        problems.append(f"membership.jsonl {error}")
+        problems.append(f"{MEMBERSHIP_FILE} {error}")
     if not metrics.num_rows and not any(tables.values()):
         raise DataError(
             f"'{folder}' holds no run that can be read ({'; '.join(problems)}); give the folder of a run, "

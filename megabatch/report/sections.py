@@ -152,7 +152,7 @@ def figures_section(
 
 def _wide(figures: Sequence[Figure]) -> set[str]:
     """Figures that take a whole row: those that need it, and the last of an odd number between two of them."""
-    wide, narrow = {"step_split", "ranks", "membership", "all_reduce"}, []
+    wide, narrow = {"step_split", "ranks", "membership", "all_reduce", "arms"}, []
     for figure in figures:
         if figure.key not in wide:
             narrow.append(figure.key)
@@ -170,12 +170,13 @@ def _card(figure: Figure, is_wide: bool) -> str:
     part = f"{len(shown)} of {len(rows) - 1:,} values" if len(shown) < len(rows) - 1 else f"all {len(shown)} values"
     key, wide = escape(figure.key), " wide" if is_wide else ""
     plot = "plot low" if figure.horizontal else "plot"
+    height = f' style="height: {80 + 26 * len(figure.x.ticks)}px"' if figure.horizontal and figure.x.ticks else ""
     label = f"{figure.title}. {figure.y.title} by {figure.x.title}. The table below holds the values."
     return (
         f'<figure class="card{wide}" id="figure-{key}">'
         f'<div class="head"><h3>{escape(figure.title)}</h3><span class="tags">{tags}</span></div>'
         f'<div class="legend" id="legend-{key}" role="group" aria-label="Series shown"></div>'
-        f'<div class="{plot}" id="plot-{key}" role="img" aria-label="{escape(label)}"></div>'
+        f'<div class="{plot}" id="plot-{key}"{height} role="img" aria-label="{escape(label)}"></div>'
         f"<figcaption>{escape(figure.caption)}</figcaption>"
         f'<details id="table-{key}"><summary>Values as a table</summary>'
         f'<div class="controls"><button type="button" data-csv="{key}">Save all {len(rows) - 1:,} as CSV</button></div>'

@@ -17,8 +17,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from megabatch.errors import ConfigError, TrainingError
 from megabatch.files import write_atomically, write_json
 from megabatch.plan.convergence import ConvergenceLaw
-from megabatch.report.figure import has_matplotlib
-from megabatch.study.figure import draw_arms, draw_batch_sizes, draw_targets, save
+from megabatch.report.drawing import has_matplotlib, write_figures
+from megabatch.report.figure import Figure
+from megabatch.report.run import PAGE_FILE, SUMMARY_FILE, read_json
+from megabatch.study.figure import by_arm, by_batch_size, by_target, write_page
 from megabatch.study.plan import Arm, Study, StudyRun, from_file, from_grid, is_study_file, slug
 from megabatch.study.results import ArmResult, arm_rows, arms_table, collect, left_out, statements
 from megabatch.study.run import Outcome, evaluate_ensembles, free_cores, has_result, run_all
@@ -146,20 +148,18 @@ def _write_and_tell(
     )
     whole = {"title": study.title, "arms": rows, "statements": said, "runs_planned": len(runs)}
     write_json(output / "study.json", whole)
-    drawn: list[Path] = []
-    if has_matplotlib():
-        drawn = save(draw_arms(results, study.title, study.margin_points), output / "arms")
-        num_train = runs[0].config.data.max_train_images or None
-        by_batch = draw_batch_sizes(results, study.title, num_train)
-        drawn += save(by_batch, output / "batch_sizes") if by_batch else []
-        if points:
-            drawn += save(draw_targets(points, laws, study.title, study.target_percent or 0.0), output / "targets")
+    num_train = runs[0].config.data.max_train_images or None
+    found = [by_arm(results, study.title, study.margin_points), by_batch_size(results, study.title, num_train)]
+    found += [by_target(points, laws, study.title, study.target_percent or 0.0)] if points else []
+    write_page(output / PAGE_FILE, study.title, said, found, rows)
+    drawable = [one for one in found if isinstance(one, Figure)]
+    drawn = write_figures(drawable, output, tables=False) if has_matplotlib() else []
     if request.as_json:
         print(json.dumps(whole))
         return
     for line in (table, *said, *told_targets):
         console.print(line, markup=False)
-    files = [output / "table.md", output / "arms.csv", output / "runs.csv"]
+    files = [output / name for name in (PAGE_FILE, "table.md", "arms.csv", "runs.csv")]
     files += [output / TARGETS_FILE] * bool(arrivals) + drawn
     console.print(f"written: {', '.join(path.name for path in files)} in {output}", markup=False)
     if not drawn:
@@ -196,8 +196,7 @@ def _progress(console: Console, total: int, output: Path) -> Iterator[Callable[[
         bar.advance(task)
         result = outcome.reason
         if outcome.state == "finished":
-            summary = json.loads((output / outcome.run.key / "summary.json").read_text(encoding="utf-8"))
-            result = f"top-1 {summary['top1']:.2%}"
+            result = f"top-1 {read_json(output / outcome.run.key / SUMMARY_FILE)['top1']:.2%}"
         left_seconds = (time.monotonic() - began) / done * (total - done)
         console.print(
             f"[{done}/{total}] {outcome.run.arm}, seed {outcome.run.seed}: {outcome.state}, {result} "

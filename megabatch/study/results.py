@@ -15,11 +15,11 @@ from typing import Any
 
 from megabatch.config import Config
 from megabatch.errors import DataError
-from megabatch.report.run import read_json
+from megabatch.report.run import ENSEMBLE_FILE, SUMMARY_FILE, read_json
 from megabatch.schedule.batch import parse_stages
 from megabatch.study.compare import Comparison, Spread, compare, compare_pairs, holm, spread
 from megabatch.study.plan import Arm, Study
-from megabatch.study.run import ENSEMBLE_FILE, divergence
+from megabatch.study.run import divergence
 from megabatch.text import markdown_table
 
 _MANY_ARMS = 8  # without any run are counted, not named
@@ -72,7 +72,7 @@ def collect(study: Study, output: Path) -> list[ArmResult]:
     for arm in study.arms:
         runs = []
         for run in study.runs_of(arm):
-            path = output / run / "summary.json"
+            path = output / run / SUMMARY_FILE
             if run not in settings:
                 continue
             diverged = divergence(output / run, settings[run])
@@ -115,7 +115,7 @@ def number_of_run(folder: Path, metric: str) -> float | None:
     part, dot, key = metric.partition(".")
     if dot and not (folder / ENSEMBLE_FILE).is_file():
         return None
-    table: Any = read_json(folder / ENSEMBLE_FILE).get(part) if dot else read_json(folder / "summary.json")
+    table: Any = read_json(folder / ENSEMBLE_FILE).get(part) if dot else read_json(folder / SUMMARY_FILE)
     value = table.get(key or part) if isinstance(table, dict) else None
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 

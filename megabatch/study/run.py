@@ -31,7 +31,7 @@ from megabatch.errors import CheckpointError, MegabatchError, TrainingError
 from megabatch.files import write_atomically, write_json
 from megabatch.machine import usable_cores
 from megabatch.report.metrics_log import read_metrics
-from megabatch.report.run import read_json
+from megabatch.report.run import CONFIG_FILE, ENSEMBLE_FILE, METRICS_FILE, SUMMARY_FILE, read_json
 from megabatch.study.plan import Study, StudyRun
 from megabatch.train.run_dir import check_output
 from megabatch.workers.stop import handling
@@ -40,7 +40,6 @@ from megabatch.workers.world import LAUNCHED_VARIABLE
 State = Literal["finished", "diverged", "failed", "stopped"]
 COMMAND = (sys.executable, "-m", "megabatch")
 POLL_SECONDS = 0.2
-ENSEMBLE_FILE = "ensemble.json"
 _EVALUATION_SECONDS = 1800.0
 _PATIENCE_SECONDS = 300.0  # for runs that were asked to stop: one step can be long
 
@@ -106,7 +105,7 @@ class Divergence:
 
 def divergence(folder: Path, config: Config) -> Divergence | None:
     """How a run diverged; None when it ended otherwise, or has not ended."""
-    path = folder / "metrics.jsonl"
+    path = folder / METRICS_FILE
     rows = list(read_metrics(path)) if path.is_file() else []
     skipped = 0
     for row in reversed(rows):
@@ -128,7 +127,7 @@ def has_result(folder: Path, run: StudyRun) -> bool:
 
 def _status(folder: Path) -> str:
     """What the run says of its end; nothing before that."""
-    summary = folder / "summary.json"
+    summary = folder / SUMMARY_FILE
     return str(read_json(summary)["status"]) if summary.is_file() else ""
 
 
@@ -208,7 +207,7 @@ def _start(run: StudyRun, output: Path) -> subprocess.Popen[bytes]:
     settings, folder = output / "logs" / f"{name}.toml", output / run.key
     write_atomically(settings, run.config.to_toml())
     words = [*COMMAND, "train", str(settings), "--output", str(folder)]
-    words += ["--resume"] * (folder / "config.toml").is_file()
+    words += ["--resume"] * (folder / CONFIG_FILE).is_file()
     environment = {**os.environ, **_ONE_WORKER}
     try:
         with open(output / "logs" / f"{name}.log", "wb") as log:

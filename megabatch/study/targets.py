@@ -19,6 +19,7 @@ from typing import Any
 from megabatch.errors import DataError
 from megabatch.plan.convergence import STUDY_TABLE, ConvergenceLaw, fit_law, median_with_censored
 from megabatch.report.metrics_log import read_metrics
+from megabatch.report.run import METRICS_FILE
 from megabatch.study.results import ArmResult
 from megabatch.text import markdown_table
 
@@ -64,7 +65,7 @@ def arrivals_of(results: Sequence[ArmResult], folders: dict[tuple[str, int], Pat
         for run in result.runs:
             if run.global_batch_size_first != run.global_batch_size_last:
                 continue
-            rows = read_metrics(folders[run.arm, run.seed] / "metrics.jsonl")
+            rows = read_metrics(folders[run.arm, run.seed] / METRICS_FILE)
             row: dict[str, Any] = next((row for row in rows if 100.0 * row.get("val_top1", -1.0) >= target), {})
             found.append(
                 Arrival(

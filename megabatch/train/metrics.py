@@ -19,6 +19,7 @@ from typing import Any
 from megabatch.comm.messages import gather
 from megabatch.config import Config
 from megabatch.report.page import write_report
+from megabatch.report.run import PAGE_FILE
 from megabatch.train.evaluate import Evaluation
 from megabatch.train.state import RunState
 
@@ -152,7 +153,7 @@ def summary_of(
 def write_page(folder: Path, say: Callable[[str], None]) -> None:
     """Write `report.html` into the run folder. The run is finished and saved: whatever fails here is only said."""
     try:
-        write_report([folder], folder / "report.html")
+        write_report([folder], folder / PAGE_FILE)
     except Exception as error:  # a page that cannot be made must not turn a finished run into a failed one
         say(f"the run is complete, but its report was not made ({error}); try: megabatch report {folder}")
 
@@ -170,5 +171,5 @@ def say_result(summary: dict[str, Any], folder: Path) -> None:
         f"{summary['images_per_second']:,.0f} images/s on {summary['workers']} workers"
     )
     print(f"run folder     {folder}")
-    if (folder / "report.html").is_file():
-        print(f"report         {folder / 'report.html'}")
+    if (folder / PAGE_FILE).is_file():
+        print(f"report         {folder / PAGE_FILE}")

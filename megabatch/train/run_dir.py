@@ -19,6 +19,7 @@ from megabatch.config import Config, differences
 from megabatch.errors import CheckpointError
 from megabatch.files import UnreadableError, flatten, lock, read_text, write_atomically
 from megabatch.recipes import config_from_toml
+from megabatch.report.run import CLASSES_FILE, CONFIG_FILE, ENVIRONMENT_FILE, SUMMARY_FILE
 from megabatch.report.untrusted import items, read_table, text, whole
 
 # The last worker of a killed run may take a moment to disappear.
@@ -73,7 +74,7 @@ def is_default_output(name: str, recipe: str) -> bool:
 
 def config_of_run(folder: Path) -> Config:
     """The settings a run was made with."""
-    path = folder / "config.toml"
+    path = folder / CONFIG_FILE
     if not path.is_file():
         raise CheckpointError(f"'{folder}' is not a run folder (it has no config.toml); give the folder of a run")
     try:
@@ -115,11 +116,11 @@ class Recorded:
 
 def recorded_run(folder: Path) -> Recorded | None:
     """What a run folder says of itself, None for what is none; workers of a cluster are the launcher's affair."""
-    if not (folder / "config.toml").is_file():
+    if not (folder / CONFIG_FILE).is_file():
         return None
-    recipe = str(folder / "config.toml")
+    recipe = str(folder / CONFIG_FILE)
     try:
-        environment = read_table(folder / "environment.json") or {}
+        environment = read_table(folder / ENVIRONMENT_FILE) or {}
     except UnreadableError:
         return Recorded(folder, recipe)
     workers = whole(environment.get("workers"), low=1, high=10_000)
@@ -137,7 +138,7 @@ def check_output(folder: Path, config: Config, resume: bool, *, same_result: boo
     Raises:
         CheckpointError: when the folder holds something else; nothing in it is touched.
     """
-    if (folder / "config.toml").is_file():
+    if (folder / CONFIG_FILE).is_file():
         if not resume:
             raise CheckpointError(
                 f"run folder '{folder}' already holds a run; add --resume to go on with it, or choose another --output"
@@ -162,7 +163,7 @@ def check_output(folder: Path, config: Config, resume: bool, *, same_result: boo
 def changed_bits(folder: Path, environment: dict[str, Any]) -> str:
     """What bits depend on and is not as in the run's environment.json; empty when all is, or when it cannot be read."""
     try:
-        before = dict(flatten(read_table(folder / "environment.json") or {}, max_depth=2))
+        before = dict(flatten(read_table(folder / ENVIRONMENT_FILE) or {}, max_depth=2))
     except UnreadableError:
         return ""
     now = dict(flatten(environment, max_depth=2))
@@ -178,7 +179,7 @@ def changes_on_resume(folder: Path, config: Config, environment: dict[str, Any])
 
     environment: what the new environment.json will say.
     """
-    if not (folder / "config.toml").is_file():
+    if not (folder / CONFIG_FILE).is_file():
         return []
     changed = differences(config_of_run(folder), config).items()
     lrs = [(name, values) for name, values in changed if name.endswith(".lr")]
@@ -211,8 +212,8 @@ def hold(folder: Path, config: Config, resume: bool) -> Iterator[None]:
                     f"run folder '{folder}' is in use by a run that is still going; wait for it or stop it"
                 )
             check_output(folder, config, resume)  # again: another run may have come and gone during the wait
-            write_atomically(folder / "config.toml", config.to_toml())
-            for name in ("summary.json", "classes.json"):  # they spoke of an earlier end of the run
+            write_atomically(folder / CONFIG_FILE, config.to_toml())
+            for name in (SUMMARY_FILE, CLASSES_FILE):  # they spoke of an earlier end of the run
                 (folder / name).unlink(missing_ok=True)
         except OSError as error:
             raise CheckpointError(

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from megabatch.files import lock
 from megabatch.report.metrics_log import MetricsLog
+from megabatch.report.run import METRICS_FILE
 from megabatch.train.branch import TrainingState, copied
 from megabatch.train.checkpoint import CheckpointWriter, save_checkpoint
 from megabatch.train.components import Components
@@ -33,7 +34,7 @@ class RunWriter:
 
     def __init__(self, folder: Path, components: Components, state: RunState, say: Callable[[str], None]) -> None:
         self._folder, self._components, self._state, self._say = folder, components, state, say
-        self._path = folder / "metrics.jsonl"
+        self._path = folder / METRICS_FILE
         self._log: MetricsLog | None = None
         self._loggers: list[Logger] = []
         self._checkpoints = CheckpointWriter()

@@ -22,12 +22,12 @@ from rich.console import Console
 from megabatch.errors import ConfigError, TrainingError
 from megabatch.files import write_atomically, write_json
 from megabatch.recipes import load_config
-from megabatch.report.figure import has_matplotlib, write_figures
-from megabatch.report.run import read_json
+from megabatch.report.drawing import has_matplotlib, write_figures
+from megabatch.report.run import PAGE_FILE, SUMMARY_FILE, read_json
 from megabatch.study.plan import StudyRun, slug
 from megabatch.study.run import Outcome, divergence, free_cores, is_finished, run_side_by_side
-from megabatch.text import csv_of_tables, seconds_text
-from megabatch.tune.plan import TunePlan, make_plan, parse_budget
+from megabatch.text import csv_of_tables, read_seconds, seconds_text
+from megabatch.tune.plan import TunePlan, make_plan
 from megabatch.tune.space import with_values
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def conduct(request: TuneRequest) -> int:
     """Search and tell; 0 when the trials or the budget are used up, 1 when a run failed, 130 when it was stopped."""
     if request.trials is None and not request.budget:
         raise ConfigError("tune needs to know when to stop and nothing says so; add --trials N or --budget TIME")
-    budget_seconds = parse_budget(request.budget) if request.budget else math.inf
+    budget_seconds = read_seconds(request.budget, "--budget") if request.budget else math.inf
     need_optuna()
     recipe = load_config(request.recipe, list(request.overrides), scale=request.scale)
     name = Path(request.recipe).stem
@@ -209,7 +209,7 @@ class Search:
                 self.failed = self.failed or f"trial {held.number}: {outcome.reason}"
 
     def _end_rung(self, held: HeldTrial, run: StudyRun) -> None:
-        summary, rung = read_json(self.output / run.key / "summary.json"), self.plan.rungs[held.rung]
+        summary, rung = read_json(self.output / run.key / SUMMARY_FILE), self.plan.rungs[held.rung]
         value = summary.get(self.plan.metric)
         cost = int(summary["samples"]), float(summary["wall_seconds"])
         if not isinstance(value, int | float) or not math.isfinite(value) or not _is_finite(summary.get("val_loss")):
@@ -249,7 +249,7 @@ def write_results(search: Search, name: str, say: Callable[[str], None]) -> dict
     write_atomically(
         output / "table.md", f"# Tuning {name}\n\n{table}\n" + "\n".join(f"- {one}" for one in said) + "\n"
     )
-    drawn = write_page(output / "report.html", name, found)
+    drawn = write_page(output / PAGE_FILE, name, found)
     if has_matplotlib():
         write_figures(drawn, output / "figures")
     whole: dict[str, Any] = {

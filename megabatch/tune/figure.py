@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from html import escape
 from pathlib import Path
 
 from megabatch.files import write_atomically
 from megabatch.report.figure import Axis, Figure, Missing, Series, run_color
-from megabatch.report.page import page_of, whole_file
-from megabatch.report.sections import figures_section, html_table
+from megabatch.report.page import summary_page
 from megabatch.tune.results import SearchResult
 from megabatch.tune.space import LEVEL
 
@@ -112,25 +110,12 @@ def what_was_saved(found: SearchResult) -> Figure | Missing:
 
 def write_page(path: Path, name: str, found: SearchResult) -> list[Figure]:
     """Write the report of a search; returns the figures in it."""
-    plan, table, wanted = found.plan, found.rows, figures(found)
-    drawn = [one for one in wanted if isinstance(one, Figure)]
-    missing = [one for one in wanted if isinstance(one, Missing)]
-    title = f"Tuning {name}: {plan.metric} on held-out images"
-    sentences = "".join(f"<li>{escape(one)}</li>" for one in found.statements)
-    head = list(table[0])
-    cells = [["" if row[key] is None else _cell(row[key]) for key in head] for row in table]
-    ranges = [[one.key, f"{one.low:.4g}", f"{one.high:.4g}", "log" if one.log else "linear"] for one in plan.space]
-    parts = {
-        "claim": f'<h1 id="claim-title">{escape(title)}</h1><ul>{sentences}</ul>',
-        "figures": figures_section(drawn, missing, None),
-        "trials": '<h2 id="trials-title">Trials</h2>'
-        + html_table("Every trial", head, cells)
-        + html_table("Ranges", ["setting", "from", "to", "scale"], ranges),
-    }
-    page = page_of(title, parts, drawn)
-    write_atomically(path, whole_file(page, name, "search", made_by="megabatch tune"))
-    return drawn
-
-
-def _cell(value: object) -> str:
-    return f"{value:.5g}" if isinstance(value, float) else str(value)
+    plan, wanted = found.plan, figures(found)
+    ranges = [
+        {"setting": one.key, "from": f"{one.low:.4g}", "to": f"{one.high:.4g}", "scale": "log" if one.log else "linear"}
+        for one in plan.space
+    ]
+    title, tables = f"Tuning {name}: {plan.metric} on held-out images", {"Every trial": found.rows, "Ranges": ranges}
+    words = {"name": name, "word": "search", "made_by": "megabatch tune"}
+    write_atomically(path, summary_page(title, found.statements, wanted, tables, **words))
+    return [one for one in wanted if isinstance(one, Figure)]

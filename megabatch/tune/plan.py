@@ -21,7 +21,6 @@ from megabatch.errors import ConfigError
 from megabatch.recipes.scale import over_epochs
 from megabatch.recipes.validate import validate
 from megabatch.schedule.batch import count_steps, parse_stages
-from megabatch.text import read_seconds
 from megabatch.train.run_dir import digest_of
 from megabatch.tune.space import Dimension, default_space, parse_search, with_values
 
@@ -144,15 +143,3 @@ def split(num_images: int, config: Config, held_out: int | None = None) -> tuple
             f"left, a ghost batch needs {needed:,}; give more images, or a smaller --held-out or train.ghost_batch_size"
         )
     return num_train, wanted
-
-
-def parse_budget(text: str) -> float:
-    """`90s`, `45min`, `2h`, `1.5d` in seconds.
-
-    Raises:
-        ConfigError: anything else.
-    """
-    seconds = read_seconds(text)
-    if not seconds or text.strip()[-1].isdigit():
-        raise ConfigError(f"--budget '{text}' is no time; write a number above 0 and s, min, h or d, for example 2h")
-    return seconds

@@ -18,6 +18,8 @@ from megabatch.data.sources import Source, names_of
 from megabatch.errors import CheckpointError
 from megabatch.files import write_json
 from megabatch.model.weights import average_weights, read_weights
+from megabatch.report.run import ENSEMBLE_FILE, SUMMARY_FILE
+from megabatch.train.card import WEIGHTS_FILE
 from megabatch.train.checkpoint import check_fits, decode, newest_whole, refusing_damage
 from megabatch.train.components import Normaliser, build_network, set_threads
 from megabatch.train.evaluate import GHOSTS_FOR_STATISTICS, Evaluation, evaluate, measure_statistics
@@ -39,7 +41,7 @@ def evaluate_run(folder: Path, data: Path | None) -> dict[str, Any] | None:
         state, weights = _weights(folder)
         each = torch.zeros(len(run.val_source), 2, dtype=torch.float64, device=run.device)
         [found] = run.evaluate([run.network(state, f"'{folder / weights}'")], each)
-        if run.is_main and data is None and weights == "model.safetensors":
+        if run.is_main and data is None and weights == WEIGHTS_FILE:
             predicted, confidence = each.cpu().numpy().T
             write_mistakes(folder, run.val_source, names_of(run.train_source), predicted.astype(np.int64), confidence)
     return asdict(found) | {"weights": weights} if run.is_main else None
@@ -83,7 +85,7 @@ def evaluate_ensemble(folder: Path, data: Path | None) -> dict[str, Any] | None:
     if not run.is_main:
         return None
     if data is None:  # accuracy on other images is not the run's own
-        write_json(folder / "ensemble.json", found)
+        write_json(folder / ENSEMBLE_FILE, found)
     return found
 
 
@@ -134,9 +136,9 @@ def _numbers(found: Evaluation) -> dict[str, float]:
 
 
 def _weights(folder: Path) -> tuple[dict[str, Any], str]:
-    path = folder / "model.safetensors"
+    path = folder / WEIGHTS_FILE
     # Without a summary the run has gone on since that model was written.
-    if path.is_file() and (folder / "summary.json").is_file():
+    if path.is_file() and (folder / SUMMARY_FILE).is_file():
         return read_weights(path), path.name
     data = newest_whole(folder / "checkpoints", say=lambda line: None)
     if data is None:

@@ -22,6 +22,7 @@ from megabatch.data.randomness import Floats, Ints
 from megabatch.data.sources import Source
 from megabatch.errors import DataError
 from megabatch.files import write_atomically, write_json
+from megabatch.report.run import CLASSES_FILE
 from megabatch.text import csv_text
 
 __all__ = ["confusion", "write_mistakes"]
@@ -73,7 +74,7 @@ def write_mistakes(
         "confusions": [[t, p, -count] for count, t, p in pairs[:_MAX_PAIRS]],
         "mistakes": shown,
     }
-    write_json(folder / "classes.json", found)
+    write_json(folder / CLASSES_FILE, found)
 
 
 def _class_row(matrix: Ints, label: int, names: Sequence[str]) -> tuple[str, int, int, str, str]:

@@ -24,7 +24,7 @@ from megabatch.errors import CheckpointError, ConfigError, DataError, LaunchErro
 from megabatch.files import UnreadableError
 from megabatch.recipes import load_config
 from megabatch.report.metrics_log import read_metrics
-from megabatch.report.run import read_json
+from megabatch.report.run import CONFIG_FILE, ENVIRONMENT_FILE, METRICS_FILE, read_json
 from megabatch.report.untrusted import number, read_table, text, whole
 from megabatch.train.entry import train
 from megabatch.train.run_dir import changed_bits, check_output, config_of_run
@@ -98,7 +98,7 @@ def verify_run(
                 )
         if world is not None and not world.is_main:
             return None
-        environment = read_json(folder / "environment.json")
+        environment = read_json(folder / ENVIRONMENT_FILE)
         again = _read_rows(folder, stretch.digest_steps[-1])
     if changed := changed_bits(run, environment):
         notes.append(f"not as in the run: {changed}; bits may differ for that reason")
@@ -122,7 +122,7 @@ def _parse_steps(steps: str) -> tuple[int | None, float]:
 def _read_rows(run: Path, last: float) -> dict[int, _Row]:
     """What metrics.jsonl says about the steps up to `last`."""
     rows: dict[int, _Row] = {}
-    for row in read_metrics(run / "metrics.jsonl"):
+    for row in read_metrics(run / METRICS_FILE):
         step = whole(row.get("step"), 1, 10**15)
         if step is not None and step <= last:
             rows[step] = _Row(number(row.get("loss")), text(row.get("weights_digest"), 64))
@@ -132,7 +132,7 @@ def _read_rows(run: Path, last: float) -> dict[int, _Row]:
 def _config_of(run: Path, overrides: tuple[str, ...]) -> Config:
     """The run's settings, changed where that does not change what is computed; with the threads it had."""
     config_of_run(run)  # refuses what is no run
-    config = load_config(str(run / "config.toml"), list(overrides))
+    config = load_config(str(run / CONFIG_FILE), list(overrides))
     check_output(run, config, resume=True, same_result=True)
     threads = whole(_environment_of(run).get("threads_per_worker"), 1, 4096)
     if threads and not any(override.startswith("train.threads_per_worker") for override in overrides):
@@ -142,7 +142,7 @@ def _config_of(run: Path, overrides: tuple[str, ...]) -> Config:
 
 def _environment_of(run: Path) -> dict[str, object]:
     try:
-        return read_table(run / "environment.json") or {}
+        return read_table(run / ENVIRONMENT_FILE) or {}
     except UnreadableError:
         return {}
 
@@ -222,7 +222,7 @@ def _prepare(run: Path, folder: Path, config: Config, stretch: _Stretch) -> bool
         return False
     checkpoints, members = folder / "checkpoints", folder / "members"
     checkpoints.mkdir(parents=True)
-    (folder / "config.toml").write_text(config.to_toml(), encoding="utf-8")
+    (folder / CONFIG_FILE).write_text(config.to_toml(), encoding="utf-8")
     (checkpoints / stretch.checkpoint.name).write_bytes(stretch.data)
     checksum = hashlib.sha256(stretch.data).hexdigest()
     (checkpoints / f"{stretch.checkpoint.name}.sha256").write_text(checksum, encoding="ascii")

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from megabatch.errors import ConfigError
-from megabatch.plan.request import PlanRequest, parse_duration, run
+from megabatch.plan.request import PlanRequest, run
 
 RESNET = ("model.name=resnet50", "data.image_size=224")
-
-
-def test_durations() -> None:
-    assert [parse_duration(text) for text in ("90", "90s", "10 min", "2h", "1.5d")] == [90, 90, 600, 7200, 129_600]
-    for text in ("soon", "5 years", "0s", "1.2.3s"):
-        with pytest.raises(ConfigError, match="10min"):
-            parse_duration(text)
 
 
 @pytest.mark.parametrize(
@@ -35,6 +27,7 @@ def test_durations() -> None:
         ),
         ({"family": "nvidia:dgx1"}, "no table was given"),
         ({"epochs": 1e-9}, "trains nothing"),
+        ({"deadline": "90"}, "--deadline '90' is no time"),
         ({"objective": "fun"}, "choose time or cost"),
         ({"budget": -1.0}, "buys nothing"),
         ({"budget": float("nan")}, "buys nothing"),

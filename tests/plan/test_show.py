@@ -19,7 +19,6 @@ from megabatch.plan.plan_file import plan_as_data
 from megabatch.plan.search import Goal, plan
 from megabatch.plan.show import (
     draw_plan,
-    duration,
     print_cluster,
     print_comparison,
     print_plan,
@@ -65,12 +64,6 @@ def test_names_are_no_markup() -> None:
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "[/x] [bold]mine" in text
     assert "[/USD]" in text
-
-
-def test_durations() -> None:
-    assert [duration(x) for x in (0.0265, 45.3, 89.0, 750.0, 11_520.0, 200_000.0)] == [
-        *("26.5 ms", "45.3 s", "89.0 s", "12.5 min", "3.2 h", "2.3 days")
-    ]
 
 
 @pytest.mark.parametrize("name", cluster_names())

@@ -27,11 +27,11 @@ from tests.report.folders import make_hostile_run, make_run
 
 def test_a_finished_run_against_its_reference(tmp_path: Path) -> None:
     run = read_run(make_run(tmp_path / "a"))
-    assert headline([run]) == "resnet8 reached 91.17 % top-1 in 2 min 25 s on 4 workers"
+    assert headline([run]) == "resnet8 reached 91.17 % top-1 in 2.42 min on 4 workers"
     accuracy, time, speed = tiles(run)
     assert (accuracy.value, accuracy.reference, accuracy.is_reached) == ("91.17 %", "at least 90 % top-1", True)
     assert "all 10,000 validation images" in accuracy.detail
-    assert (time.value, time.reference, time.is_reached) == ("2 min 25 s", "under 5 minutes on 2 CPU cores", True)
+    assert (time.value, time.reference, time.is_reached) == ("2.42 min", "under 5 minutes on 2 CPU cores", True)
     assert "n" not in speed.value or "images/s" in speed.value
     assert "median of 95 steps" in speed.detail
     assert status(run) == ("finished", "good")

@@ -22,7 +22,7 @@ def test_files_and_what_is_said(study_file: Path, tmp_path: Path, capsys: pytest
     assert "| Small | 10 | 51.64 +- 1.00 (3) |" in said
     names = {path.name for path in (tmp_path / "out").iterdir() if path.is_file()}
     assert names == {
-        *("runs.csv", "arms.csv", "table.md", "study.json"),
+        *("runs.csv", "arms.csv", "table.md", "study.json", "report.html"),
         *("arms.svg", "arms.png", "batch_sizes.svg", "batch_sizes.png"),
     }
     first = (tmp_path / "out" / "arms.csv").read_bytes()

@@ -1,18 +1,17 @@
-"""Figures: every seed's point and the right mean are in them, and equal results give equal bytes."""
+"""Figures and page: every seed and the right mean are in them, and equal results give equal bytes."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from megabatch.report.drawing import write_figures
+from megabatch.report.figure import Figure, Missing
 from megabatch.study.compare import spread
-from megabatch.study.figure import draw_arms, draw_batch_sizes, save
+from megabatch.study.figure import by_arm, by_batch_size, write_page
 from megabatch.study.plan import Arm
-from megabatch.study.results import ArmResult, RunResult, compared
-
-pytest.importorskip("matplotlib")
+from megabatch.study.results import ArmResult, RunResult, arm_rows, compared
 
 
 def arm(name: str, values: list[float], batch: int, group: str = "") -> ArmResult:
@@ -32,36 +31,45 @@ RESULTS = compared(
 )
 
 
-def points(axes: Any) -> set[tuple[float, float]]:
-    return {
-        (float(x), float(y)) for line in axes.lines for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)
-    }
-
-
-def test_every_seed_is_a_point_and_the_lost_arm_does_not_squeeze_the_others() -> None:
-    (axes,) = draw_arms(RESULTS, "title", 0.5).axes
-    shown = points(axes)
-    assert {(80.0, 0.22), (80.5, 0.22), (81.0, 0.22), (78.0, 1.22), (79.0, 1.22), (77.5, 1.22), (80.2, 3.22)} <= shown
-    assert (80.5, 0.0) in shown  # the mean of the first
-    assert min(x for x, _ in shown if x > 1) > 65
-    assert "20.0 %, off the scale" in [text.get_text() for text in axes.texts]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["base", "large", "lost", "ours"]
+def test_every_seed_stands_behind_its_arm_and_the_lost_arm_keeps_its_number() -> None:
+    figure = by_arm(RESULTS, "title", 0.5)
+    linear, ours = figure.series
+    assert (linear.name, linear.x, linear.n) == ("linear", ("base", "large", "lost"), (3, 3, 2))
+    assert linear.single[0] == pytest.approx((0.8, 0.805, 0.81))
+    assert (linear.y[0], linear.low[0], linear.high[0]) == pytest.approx((0.805, 0.8, 0.81))
+    assert linear.y[2] == pytest.approx(0.2)
+    assert (ours.low, ours.high) == (ours.y, ours.y)  # one seed has no spread
+    assert [word for _, word in figure.x.ticks] == ["base", "large", "lost", "ours"]
+    assert figure.y.floor == pytest.approx(0.745)
+    assert figure.band == pytest.approx((0.8, 0.81))
+    assert "band: base +- 0.5 points" in figure.caption
 
 
 def test_accuracy_by_batch_size_needs_two_sizes_in_a_group() -> None:
-    figure = draw_batch_sizes(RESULTS, "title", num_train=5000)
-    assert figure is not None
-    (axes,) = figure.axes
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["50\n1 %", "400\n8 %", "800\n16 %"]
-    assert (50.0, 80.5) in points(axes)
-    assert axes.get_ylim()[0] > 74  # the lost arm, at the edge, has no bar
-    assert draw_batch_sizes([RESULTS[0], RESULTS[3]], "title") is None
+    figure = by_batch_size(RESULTS, "title", num_train=5000)
+    assert isinstance(figure, Figure)
+    assert [word for _, word in figure.x.ticks] == ["50 (1 %)", "400 (8 %)", "800 (16 %)"]
+    [line] = figure.series
+    assert line.x == (50, 400, 800)
+    assert line.y[0] == pytest.approx(0.805)
+    assert isinstance(by_batch_size([RESULTS[0], RESULTS[3]], "title"), Missing)
+
+
+def test_the_page_holds_every_arm_and_what_is_said(tmp_path: Path) -> None:
+    figures = [by_arm(RESULTS, "<b>", 0.5), by_batch_size([RESULTS[0]], "<b>")]
+    write_page(tmp_path / "report.html", "<b>", ["so & so"], figures, arm_rows(RESULTS, 0.5))
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    for text in ("so &amp; so", "1 figure is not here", "Made by <code>megabatch study</code>", "plot-arms", "lost"):
+        assert text in page
+    assert '<h1 id="claim-title"><b>' not in page
 
 
 def test_the_same_results_give_the_same_files(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
     for name in ("one", "two"):
-        save(draw_arms(RESULTS, "title", 0.5), tmp_path / name)
-    for suffix in (".svg", ".png"):
-        one, two = ((tmp_path / name).with_suffix(suffix).read_bytes() for name in ("one", "two"))
+        paths = write_figures([by_arm(RESULTS, "title", 0.5)], tmp_path / name, tables=False)
+        assert [path.name for path in paths] == ["arms.svg", "arms.png"]
+    for name in ("arms.svg", "arms.png"):
+        one, two = ((tmp_path / folder / name).read_bytes() for folder in ("one", "two"))
         assert one == two
         assert len(one) > 5000

@@ -9,7 +9,7 @@ from megabatch.errors import ConfigError
 from megabatch.recipes import load_config
 from megabatch.schedule.pieces import value_at
 from megabatch.train.feed import open_images
-from megabatch.tune.plan import make_plan, make_rungs, parse_budget, split
+from megabatch.tune.plan import make_plan, make_rungs, split
 
 
 def test_lengths_grow_threefold_and_the_shortest_tells_something() -> None:
@@ -86,10 +86,3 @@ def test_what_is_refused(tiny: Config) -> None:
         make_plan(tiny, search=["optimizer.lr_factor=1:2", "optimizer.lr_factor=1:3"])
     with pytest.raises(ConfigError, match="--epochs -1"):
         make_plan(tiny, epochs=-1)
-
-
-def test_budgets() -> None:
-    assert [parse_budget(text) for text in ("90s", "2h", "1.5 min", "1d")] == [90, 7200, 90, 86400]
-    for text in ("", "2", "h", "0s", "-1h", "2 weeks"):
-        with pytest.raises(ConfigError, match="is no time"):
-            parse_budget(text)

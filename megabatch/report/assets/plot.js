@@ -29,7 +29,8 @@ window.megabatchPlot = (() => {
     return `${Number(size.toPrecision(3))} ${unit}`;
   };
   const short = (value) => Math.abs(value) >= 1e6 ? `${Number((value / 1e6).toPrecision(3))}M` : Number(value.toPrecision(6)).toLocaleString("en", { maximumSignificantDigits: 6 });
-  const label = (axis, value) => axis.percent ? `${Number((100 * value).toPrecision(6))} %` : axis.title.endsWith("[s]") ? seconds(value)
+  const label = (axis, value) => (axis.ticks.find(([v]) => v === value) || [])[1] || plain(axis, value);
+  const plain = (axis, value) => axis.percent ? `${Number((100 * value).toPrecision(6))} %` : axis.title.endsWith("[s]") ? seconds(value)
     : axis.title.includes("[bytes]") ? bytes(value) : short(value);
   const exact = (axis, value) => axis.percent ? `${(100 * value).toFixed(2)} %` : axis.title.endsWith("[s]") ? seconds(value) : String(Number(value.toPrecision(5)));
   const valueText = (figure, one, i) => {
@@ -62,16 +63,20 @@ window.megabatchPlot = (() => {
     [low, high] = [low - pad, high + pad];
     const steps = base === 10 && high - low < 2.5 ? [1, 2, 5] : [1];
     const every = Math.max(1, Math.ceil((high - low) * steps.length / room));
-    const ticks = [];
-    for (let power = Math.floor(low); power <= high; power += every) for (const m of steps) ticks.push(m * base ** power);
+    const ticks = axis.ticks.map(([v]) => v);
+    if (!ticks.length) for (let power = Math.floor(low); power <= high; power += every) for (const m of steps) ticks.push(m * base ** power);
     return { to: (v) => v > 0 ? (log(v) - low) / (high - low) : NaN, from: (part) => base ** (low + part * (high - low)), ticks: ticks.filter((v) => log(v) >= low - 1e-9 && log(v) <= high + 1e-9) };
   };
   const category = (values) => {
     const names = [...new Set(values)], place = new Map(names.map((name, i) => [name, (i + 0.5) / names.length]));
     return { to: (v) => place.get(v), from: (part) => names[Math.min(names.length - 1, Math.max(0, Math.floor(part * names.length)))], ticks: names, band: 1 / names.length };
   };
-  const scale = (axis, values, room, exactEnds = false) =>
-    axis.kind === "category" ? category(values) : axis.kind === "linear" ? linear(axis, values, room, exactEnds) : logarithmic(axis, values, room, exactEnds);
+  const scale = (axis, values, room, exactEnds = false) => {
+    if (axis.kind === "category") return category([...axis.ticks.map(([v]) => v), ...values]);
+    const above = (v) => axis.floor === null ? v : Math.max(v, axis.floor);
+    const made = (axis.kind === "linear" ? linear : logarithmic)(axis, values.map(above), room, exactEnds);
+    return { ...made, to: (v) => made.to(above(v)) };
+  };
 
   // A modelled line belongs to its measured points: one entry of the legend shows or hides both.
   const owner = (figure, one) => (one.tag === "simulated" && figure.series.find((other) => other !== one && other.color === one.color)) || one;
@@ -94,12 +99,13 @@ window.megabatchPlot = (() => {
     const width = Math.max(220, place.clientWidth), height = Math.max(140, place.clientHeight);
     const isLying = figure.horizontal, across = isLying ? figure.y : figure.x, upwards = isLying ? figure.x : figure.y;
     const inside = ([x]) => !state.zoom || typeof x === "string" || (x >= state.zoom[0] && x <= state.zoom[1]);
-    const bars = stacks(shown), xs = [], ys = [];
+    const bars = stacks(shown), ys = [], xs = state.zoom ? [] : figure.x.ticks.map(([v]) => v);
     shown.forEach((one, index) => one.x.forEach((x, i) => {
       if (!inside([x])) return;
       xs.push(x);
-      ys.push(...(one.mark === "bars" ? bars[index][i] : [one.y[i]]), ...(one.low.length ? [one.low[i], one.high[i]] : []));
+      ys.push(...(one.mark === "bars" ? bars[index][i] : [one.y[i]]), ...(one.low.length ? [one.low[i], one.high[i]] : []), ...(one.single[i] || []));
     }));
+    ys.push(...(figure.band || []));
     const roomY = Math.max(2, Math.floor((height - TOP - BOTTOM) / 46));
     const vertical = scale(upwards, isLying ? xs : ys, roomY);
     const textY = vertical.ticks.map((v) => upwards.kind === "category" ? v : label(upwards, v));
@@ -135,7 +141,15 @@ window.megabatchPlot = (() => {
       make("text", { x: px(x) + 4, y: TOP + 12, class: "word" }, field, word);
       taken = px(x);
     }
-    shown.forEach((one, index) => drawSeries(field, figure, one, bars[index], color(one.color), { px, py, w, h, horizontal, vertical, width }));
+    if (figure.band) {
+      const [a, b] = figure.band.map(isLying ? px : py);
+      make("rect", isLying ? { x: a, y: TOP, width: b - a, height: h, class: "band" } : { x: left, y: b, width: w, height: a - b, class: "band" }, field);
+    }
+    const repeated = shown.filter((one) => one.single.length);
+    shown.forEach((one, index) => {
+      const aside = isLying || !one.single.length ? 0 : 7 * (repeated.indexOf(one) - (repeated.length - 1) / 2);
+      drawSeries(field, figure, one, bars[index], color(one.color), { px, py, w, h, horizontal, vertical, width, aside });
+    });
     const frame = { left, w, h, px, py, shown, horizontal, vertical, inside };
     watch(place, svg, figure, state, frame, () => draw(place, figure, color));
   };
@@ -165,8 +179,8 @@ window.megabatchPlot = (() => {
     }
   };
 
-  const drawSeries = (field, figure, one, stack, paint, { px, py, w, h, horizontal, vertical, width }) => {
-    const group = make("g", { class: `series ${one.mark}${one.faint ? " faint" : ""}`, "data-name": one.name }, field);
+  const drawSeries = (field, figure, one, stack, paint, { px, py, w, h, horizontal, vertical, width, aside }) => {
+    const group = make("g", { class: `series ${one.mark}${one.faint ? " faint" : ""}`, "data-name": one.name, fill: paint }, field);
     if (one.mark === "bars") {
       const thick = Math.max(1, Math.min(56, 0.66 * (figure.horizontal ? h * vertical.band : w * horizontal.band)));
       one.x.forEach((x, i) => {
@@ -177,7 +191,7 @@ window.megabatchPlot = (() => {
       });
       return;
     }
-    const at = one.x.map((x, i) => [px(x), py(one.y[i])]);
+    const isLying = figure.horizontal, at = one.x.map((x, i) => isLying ? [px(one.y[i]), py(x)] : [px(x) + aside, py(one.y[i])]);
     if (one.mark !== "points") {
       let path = "", pen = false;
       at.forEach(([x, y], i) => {
@@ -192,7 +206,11 @@ window.megabatchPlot = (() => {
     const isFew = one.x.length <= 40 && one.tag === "measured" && one.mark === "line";
     at.forEach(([x, y], i) => {
       if (!Number.isFinite(x + y)) return;
-      if (one.low.length) make("path", { d: `M${x} ${py(one.low[i])}V${py(one.high[i])}M${x - 4} ${py(one.low[i])}h8M${x - 4} ${py(one.high[i])}h8`, stroke: paint, "stroke-width": 1.2, class: "spread" }, group);
+      const isBelow = figure.y.floor !== null && one.y[i] < figure.y.floor;
+      for (const value of one.single[i] || []) make("circle", { cx: isLying ? px(value) : x, cy: isLying ? y + 0.22 * h * vertical.band : py(value), r: 2.5, fill: paint, "fill-opacity": 0.5 }, group);
+      if (isBelow) make("text", { x: x + (isLying ? 8 : -8), y: y + 4, "text-anchor": isLying ? "start" : "end", class: "word" }, field, `${exact(figure.y, one.y[i])}, off the scale`);
+      else if (one.low.length && isLying) make("path", { d: `M${px(one.low[i])} ${y}H${px(one.high[i])}M${px(one.low[i])} ${y - 4}v8M${px(one.high[i])} ${y - 4}v8`, stroke: paint, "stroke-width": 1.6, class: "spread" }, group);
+      else if (one.low.length) make("path", { d: `M${x} ${py(one.low[i])}V${py(one.high[i])}M${x - 4} ${py(one.low[i])}h8M${x - 4} ${py(one.high[i])}h8`, stroke: paint, "stroke-width": 1.2, class: "spread" }, group);
       if (one.mark === "points" || isFew) make("circle", { cx: x.toFixed(2), cy: y.toFixed(2), r: one.mark === "points" ? 4.5 : 3, fill: paint }, group);
       if (one.labels.length && one.labels.length <= 12 && width >= 560) make("text", { x: x + 6, y: y + 15, class: "word", fill: paint }, group, one.labels[i]);
     });
