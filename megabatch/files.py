@@ -70,10 +70,10 @@ def read_bytes(path: Path, limit_bytes: int) -> bytes:
         return file.read(num_bytes)
 
 
-def read_text(path: Path, limit_bytes: int = _MAX_TEXT_BYTES) -> str:
+def read_text(path: Path) -> str:
     """The text of an ordinary file; raises as `read_bytes` does, UnreadableError also for what is not UTF-8."""
     try:
-        return read_bytes(path, limit_bytes).decode("utf-8")
+        return read_bytes(path, _MAX_TEXT_BYTES).decode("utf-8")
     except UnicodeDecodeError as error:
         raise UnreadableError(f"is not text (byte {error.start} is not UTF-8)") from None
 

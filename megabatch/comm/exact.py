@@ -111,13 +111,8 @@ class ExactSums:
         return self
 
     @property
-    def repeats(self) -> int:
-        """How many steps had to be done again so far, the first one included."""
-        return int(self.num_repeats)
-
-    @property
     def num_repeats(self) -> Tensor:
-        """`repeats` on the device of the gradients, with those of a step that has ended and is not committed yet."""
+        """How many steps were done again so far, the first included, also before `commit`; on the gradients' device."""
         return self._shifts.repeats
 
     def attempts(self, num_ghosts: int, loss_scale: float | Tensor = 1.0, *, commit: bool = True) -> Iterator[int]:

@@ -47,11 +47,11 @@ def export(classifier: Classifier, target: Target, place: Path, images: Tensor) 
         return write(classifier, place, images, classifier(images))
 
 
-def some_images(classifier: Classifier, count: int = 8) -> Tensor:
-    """Random pixels, for who has no image at hand."""
-    size = classifier.card.image_size
+def some_images(classifier: Classifier) -> Tensor:
+    """Eight images of random pixels, for who has no image at hand."""
+    size, channels = classifier.card.image_size, classifier.card.channels
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(0, 256, (count, size, size, classifier.card.channels), generator=generator, dtype=torch.uint8)
+    return torch.randint(0, 256, (8, size, size, channels), generator=generator, dtype=torch.uint8)
 
 
 def _to_onnx(classifier: Classifier, place: Path, images: Tensor, wanted: Tensor) -> float:
