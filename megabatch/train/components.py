@@ -202,7 +202,7 @@ def build_components(config: Config, world: World, shape: GridShape, device: tor
         ddp = DistributedDataParallel(
             torch.compile(network) if config.train.compile else Bucketed(network) if device.type != "cpu" else network,
             device_ids=[device.index] if device.type == "cuda" else None,
-            **_no_buffer_sync(),  # GhostStatistics adds the statistics up
+            **no_buffer_sync(),  # GhostStatistics adds the statistics up
             gradient_as_bucket_view=True,
             bucket_cap_mb=config.comm.bucket_mb,
         )
@@ -272,7 +272,7 @@ def choose_kernels(config: Config, device: torch.device) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read with the first product
 
 
-def _no_buffer_sync() -> dict[str, Any]:
+def no_buffer_sync() -> dict[str, Any]:
     """`broadcast_buffers=False`, by the name this torch has for it (2.13 renamed it and warns about the old one)."""
     names = inspect.signature(DistributedDataParallel.__init__).parameters
     return {"forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": False}

@@ -24,8 +24,6 @@ from megabatch.errors import DataError
 from megabatch.files import write_atomically, write_json
 from megabatch.text import csv_text
 
-__all__ = ["confusion", "write_mistakes"]
-
 NUM_SHOWN = 12
 _THUMBNAIL = 96  # pixels
 _MAX_PAIRS = 400

@@ -17,7 +17,7 @@ from megabatch.errors import ConfigError
 from megabatch.model.norm import GhostStatistics
 from megabatch.model.registry import build_model
 from megabatch.recipes import load_config
-from megabatch.train.components import Normaliser, _no_buffer_sync, choose_kernels
+from megabatch.train.components import Normaliser, choose_kernels, no_buffer_sync
 from megabatch.train.describe import describe_kernels
 from tests.ranks import run_ranks
 from tests.system.runs import small_config
@@ -78,7 +78,7 @@ def losses_compiled(rank: int, compiled: bool) -> tuple[list[float], int]:
     network = build_model("resnet8", num_classes=10, in_channels=1, width=64)
     statistics = GhostStatistics(network, momentum=0.1)
     module: Any = torch.compile(network, backend=count) if compiled else network
-    ddp = DistributedDataParallel(module, bucket_cap_mb=1.0, gradient_as_bucket_view=True, **_no_buffer_sync())
+    ddp = DistributedDataParallel(module, bucket_cap_mb=1.0, gradient_as_bucket_view=True, **no_buffer_sync())
     optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
     found = []
     for step in range(4):
