@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
-from megabatch.errors import CheckpointError, ConfigError
+from megabatch.errors import CheckpointError, ConfigError, first_line
 from megabatch.files import write_atomically, write_json
 from megabatch.model.pretrained import head_of
 from megabatch.use.classifier import Classifier
@@ -176,7 +176,7 @@ def _timms_logits(table: dict[str, Any], state: dict[str, Tensor], images: Tenso
         network.load_state_dict(state)
     except RuntimeError as error:
         raise CheckpointError(
-            f"timm's {table['architecture']} is another network ({str(error).splitlines()[0][:200]}); export to onnx"
+            f"timm's {table['architecture']} is another network ({first_line(error)}); export to onnx"
         ) from None
     settings = table["pretrained_cfg"]
     mean, std = (torch.tensor(settings[name]) for name in ("mean", "std"))

@@ -29,7 +29,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from megabatch.errors import CommunicationError, LaunchError, MegabatchError
+from megabatch.errors import CommunicationError, LaunchError, MegabatchError, first_line
 from megabatch.workers.meeting import listen_at
 from megabatch.workers.stop import handling, heard_signals
 from megabatch.workers.token import TOKEN_VARIABLE
@@ -287,8 +287,7 @@ def run_as_worker(work: Callable[[], int], world: World, environ: Mapping[str, s
         if is_lost_contact(error):
             _end_for_restart(f"worker {world.rank} of {world.size} lost its connection to another worker")
         # A bug, here or in the user's model: it would come again, so it is told once and nothing is tried again.
-        first_line = str(error).strip().split("\n")[0]
-        if leave_error(f"worker {world.rank} met {type(error).__name__}: {first_line}", environ):
+        if leave_error(f"worker {world.rank} met {first_line(error)}", environ):
             traceback.print_exc()
             os._exit(2)
         raise
