@@ -126,6 +126,22 @@ def write_atomically(path: Path, content: bytes | str, *, durable: bool = True) 
             _sync_folder(path.parent)
 
 
+def write_once(path: Path, text: str) -> bool:
+    """Write a file for its owner alone, whole; False when one is there, which stays.
+
+    Raises:
+        WriteError: there is no such folder, or the disk does not take the file.
+    """
+    with _beside(path) as part:
+        with open(part, "x", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(text)
+        try:
+            os.link(part, path)
+        except FileExistsError:
+            return False
+    return True
+
+
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Write a table as readable JSON with sorted keys, atomically."""
     write_atomically(path, json.dumps(value, indent=2, sort_keys=True) + "\n")

@@ -21,14 +21,15 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from megabatch.errors import CommunicationError, LaunchError, MegabatchError, first_line
+from megabatch.errors import CommunicationError, LaunchError, MegabatchError, WriteError, first_line
+from megabatch.files import write_once
 from megabatch.workers.meeting import listen_at
 from megabatch.workers.stop import handling, heard_signals
 from megabatch.workers.token import TOKEN_VARIABLE
@@ -239,14 +240,8 @@ def leave_error(message: str, environ: Mapping[str, str]) -> bool:
     path = environ.get(ERROR_FILE_VARIABLE)
     if path is None:
         return False
-    beside = Path(f"{path}.{os.getpid()}")
-    try:
-        beside.write_text(message, encoding="utf-8")
-        os.link(beside, path)  # whole or not at all; the first worker to find an error is the one to tell
-    except OSError:
-        pass
-    finally:
-        beside.unlink(missing_ok=True)
+    with suppress(WriteError):
+        write_once(Path(path), message)  # the first worker to find an error is the one to tell
     return True
 
 
