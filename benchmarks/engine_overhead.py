@@ -18,6 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 
@@ -92,27 +94,24 @@ def start_bare(workers: int, log: Path) -> Contestant:
     return Contestant(words, log)
 
 
-def compare(rounds: int, block_seconds: float, workers: int, folder: Path) -> list[tuple[float, float]]:
-    """(engine, bare) seconds per step of every round."""
-    engine = start_engine(workers, folder / "engine")
-    try:
-        engine.wait_for(5)
-        engine.pause()
-        bare = start_bare(workers, folder / "bare.jsonl")
-        try:
-            bare.wait_for(5)
-            bare.pause()
-            medians = []
-            for number in range(rounds):
-                pair = {}
-                for contestant in (engine, bare) if number % 2 == 0 else (bare, engine):
-                    pair[contestant] = statistics.median(contestant.run_for(block_seconds))
-                medians.append((pair[engine], pair[bare]))
-            return medians
-        finally:
-            bare.kill()
-    finally:
-        engine.kill()
+def take_turns(
+    rounds: int, block_seconds: float, start_one: Callable[[], Contestant], start_other: Callable[[], Contestant]
+) -> list[tuple[float, float]]:
+    """Seconds per step of both in every round; one stands still while the other starts or runs."""
+    with ExitStack() as stack:
+        both = []
+        for start in (start_one, start_other):
+            both.append(start())
+            stack.callback(both[-1].kill)
+            both[-1].wait_for(5)
+            both[-1].pause()
+        medians = []
+        for number in range(rounds):
+            pair = {}
+            for contestant in reversed(both) if number % 2 else both:
+                pair[contestant] = statistics.median(contestant.run_for(block_seconds))
+            medians.append((pair[both[0]], pair[both[1]]))
+        return medians
 
 
 def main() -> None:
@@ -123,7 +122,12 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        medians = compare(options.rounds, options.block_seconds, options.workers, Path(folder))
+        medians = take_turns(
+            options.rounds,
+            options.block_seconds,
+            lambda: start_engine(options.workers, Path(folder) / "engine"),
+            lambda: start_bare(options.workers, Path(folder) / "bare.jsonl"),
+        )
     ratios = sorted(engine / bare for engine, bare in medians)
     result = {
         "ratio_median": statistics.median(ratios),

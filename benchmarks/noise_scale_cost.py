@@ -15,30 +15,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from benchmarks.engine_overhead import start_engine
-
-
-def compare(rounds: int, block_seconds: float, workers: int, every: int, folder: Path) -> list[tuple[float, float]]:
-    """(with, without) seconds per step of every round."""
-    measuring = start_engine(workers, folder / "with", (f"batch_control.measure_every_steps={every}",))
-    try:
-        measuring.wait_for(5)
-        measuring.pause()
-        plain = start_engine(workers, folder / "without")
-        try:
-            plain.wait_for(5)
-            plain.pause()
-            medians = []
-            for number in range(rounds):
-                pair = {}
-                for contestant in (measuring, plain) if number % 2 == 0 else (plain, measuring):
-                    pair[contestant] = statistics.median(contestant.run_for(block_seconds))
-                medians.append((pair[measuring], pair[plain]))
-            return medians
-        finally:
-            plain.kill()
-    finally:
-        measuring.kill()
+from benchmarks.engine_overhead import start_engine, take_turns
 
 
 def main() -> None:
@@ -50,7 +27,13 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        medians = compare(options.rounds, options.block_seconds, options.workers, options.every, Path(folder))
+        measured = (f"batch_control.measure_every_steps={options.every}",)
+        medians = take_turns(
+            options.rounds,
+            options.block_seconds,
+            lambda: start_engine(options.workers, Path(folder) / "with", measured),
+            lambda: start_engine(options.workers, Path(folder) / "without"),
+        )
     ratios = sorted(one / other for one, other in medians)
     result = {
         "ratio_median": statistics.median(ratios),

@@ -90,5 +90,5 @@ def complaint(error: ValidationError) -> tuple[str, str]:
 
 def first_line(error: Exception) -> str:
     """The kind of an error and the first line of what it says: for messages about errors of other people's code."""
-    lines = str(error).splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

@@ -70,10 +70,10 @@ def read_bytes(path: Path, limit_bytes: int) -> bytes:
         return file.read(num_bytes)
 
 
-def read_text(path: Path, limit_bytes: int = _MAX_TEXT_BYTES) -> str:
+def read_text(path: Path) -> str:
     """The text of an ordinary file; raises as `read_bytes` does, UnreadableError also for what is not UTF-8."""
     try:
-        return read_bytes(path, limit_bytes).decode("utf-8")
+        return read_bytes(path, _MAX_TEXT_BYTES).decode("utf-8")
     except UnicodeDecodeError as error:
         raise UnreadableError(f"is not text (byte {error.start} is not UTF-8)") from None
 
@@ -124,6 +124,22 @@ def write_atomically(path: Path, content: bytes | str, *, durable: bool = True) 
         os.replace(part, path)
         if durable:
             _sync_folder(path.parent)
+
+
+def write_once(path: Path, text: str) -> bool:
+    """Write a file for its owner alone, whole; False when one is there, which stays.
+
+    Raises:
+        WriteError: there is no such folder, or the disk does not take the file.
+    """
+    with _beside(path) as part:
+        with open(part, "x", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(text)
+        try:
+            os.link(part, path)
+        except FileExistsError:
+            return False
+    return True
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

@@ -49,13 +49,13 @@ def processor_name() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def build(source: Path, folder: Path | None = None) -> Path:
-    """The compiled helper, built in `folder` unless this very source has been built there; OSError says why not."""
+def build(source: Path) -> Path:
+    """The compiled helper, built in the cache unless this very source has been built there; OSError says why not."""
     if os.environ.get("MEGABATCH_NATIVE", "1") == "0":
         raise OSError("MEGABATCH_NATIVE is 0")
     if sys.maxsize < 2**32 or sys.byteorder != "little":
         raise OSError("the helper is for little-endian 64-bit machines")
-    folder = folder or default_cache() / "native"
+    folder = default_cache() / "native"
     made_of = source.read_bytes() + " ".join(_FLAGS).encode() + platform.machine().encode()
     helper = folder / f"{source.stem}-{hashlib.sha256(made_of).hexdigest()[:16]}.so"
     if helper.exists():

@@ -25,6 +25,7 @@ from megabatch.files import (
     read_text,
     write_atomically,
     write_json,
+    write_once,
 )
 
 
@@ -184,6 +185,16 @@ def test_nested_tables_become_dotted_names() -> None:
     nested = {"a": {"b": {"c": 1}, "d": [{"e": 2}]}, "f": None, "g": {}}
     assert dict(flatten(nested)) == {"a.b.c": 1, "a.d": [{"e": 2}], "f": None}
     assert dict(flatten(nested, max_depth=1, key=str.upper)) == {"A.B": {"c": 1}, "A.D": [{"e": 2}], "F": None}
+
+
+def test_what_is_written_once_is_whole_private_and_stays(tmp_path: Path) -> None:
+    assert write_once(tmp_path / "a", "first: caf\u00e9")
+    assert not write_once(tmp_path / "a", "second")
+    assert (tmp_path / "a").read_text(encoding="utf-8") == "first: caf\u00e9"
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o600
+    assert os.listdir(tmp_path) == ["a"]
+    with pytest.raises(WriteError, match="there is no folder"):
+        write_once(tmp_path / "none" / "a", "text")
 
 
 def test_a_link_is_moved_and_is_never_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,20 +34,21 @@ def test_the_processor_has_a_name_on_any_system(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MEGABATCH_DATA", str(tmp_path / "cache"))
     path = tmp_path / "answer.c"
     path.write_text("int answer(void) { return 42; }\n")
     return path
 
 
-def test_it_is_built_once(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = build(source, tmp_path / "cache")
+def test_it_is_built_once(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = build(source)
     assert ctypes.CDLL(str(first)).answer() == 42
     with monkeypatch.context() as patch:
         patch.setattr(module, "_compile", lambda *_: pytest.fail("built again"))
-        assert build(source, tmp_path / "cache") == first
+        assert build(source) == first
     source.write_text("int answer(void) { return 43; }\n")
-    assert ctypes.CDLL(str(build(source, tmp_path / "cache"))).answer() == 43
+    assert ctypes.CDLL(str(build(source))).answer() == 43
 
 
 def test_without_a_compiler_or_with_one_that_fails(
@@ -55,13 +56,13 @@ def test_without_a_compiler_or_with_one_that_fails(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(OSError, match="no C compiler"):
-        build(source, tmp_path / "a")
+        build(source)
     (tmp_path / "cc").write_text("#!/bin/sh\necho 'no such header' >&2\nexit 1\n")
     (tmp_path / "cc").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     with pytest.raises(OSError, match=r"cc could not compile answer.c: no such header"):
-        build(source, tmp_path / "b")
-    assert [p.name for p in (tmp_path / "b").iterdir()] == ["lock"]
+        build(source)
+    assert [p.name for p in (tmp_path / "cache" / "native").iterdir()] == ["lock"]
 
 
 def test_switched_off(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -78,8 +79,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 TORCH_FREE = (
     *("megabatch", "megabatch.files", "megabatch.recipes", "megabatch.recipes.scale", "megabatch.cli"),
-    "megabatch.report.run",
-    *("megabatch.report.page", "megabatch.report.live", "megabatch.report.figure"),
+    *("megabatch.report.run", "megabatch.report.page", "megabatch.report.live", "megabatch.report.figure"),
     *("megabatch.launch.script", "megabatch.launch.kubernetes"),
     *("megabatch.comm.phases", "megabatch.comm.shape"),
     *("megabatch.comm.price", "megabatch.comm.calibration"),
@@ -332,6 +332,12 @@ def test_a_command_that_does_not_exist_is_seen(line: str) -> None:
     assert commands_in(f"text\n```bash\n$ {line}\n```\n") == [line]
     with pytest.raises((AssertionError, TyperException)):
         check_command(line)
+
+
+def test_a_class_name_occurs_once() -> None:
+    sources = [(ROOT / path).read_text(encoding="utf-8") for path in python_files("megabatch")]
+    names = Counter(node.name for one in sources for node in ast.walk(ast.parse(one)) if isinstance(node, ast.ClassDef))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_no_file_speaks_of_the_machine_it_was_written_on() -> None:

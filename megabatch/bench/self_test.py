@@ -36,7 +36,7 @@ from megabatch.comm.allreduce import AllReducer
 from megabatch.comm.grid import ProcessGrid
 from megabatch.comm.measure import gather, on_rank_0, probe_device
 from megabatch.comm.phases import ALGORITHMS, num_channels, phases
-from megabatch.errors import ConfigError, MegabatchError
+from megabatch.errors import ConfigError, MegabatchError, first_line
 from megabatch.files import write_atomically
 from megabatch.recipes import load_config
 from megabatch.report.page import page_of, whole_file
@@ -133,7 +133,7 @@ def _done(name: str, check: Callable[[], tuple[bool | None, str]], of: str = "")
     try:
         good, text = check()
     except (MegabatchError, OSError, subprocess.SubprocessError) as error:
-        good, text = False, f"{type(error).__name__}: {(str(error).strip() or 'no words').splitlines()[0]}"
+        good, text = False, first_line(error)
     return {"name": name, "good": good, "text": of + text}
 
 

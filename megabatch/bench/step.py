@@ -99,8 +99,9 @@ def _measure(request: StepBenchRequest, device: Any, together: Callable[[], obje
     """The content of a file of step times; `together` is called before each round, on every rank."""
     import torch
 
+    from megabatch.model.normaliser import normaliser_of
     from megabatch.optim.build import build_optimizer
-    from megabatch.train.components import Normaliser, build_network
+    from megabatch.train.components import build_network
     from megabatch.train.describe import list_layers
 
     config = request.config
@@ -108,7 +109,7 @@ def _measure(request: StepBenchRequest, device: Any, together: Callable[[], obje
     classes = config.data.num_classes or config.data.generated.num_classes
     network = build_network(config, classes, channels, device)
     step = partial(
-        _step, config, network, Normaliser(config, channels, device), build_optimizer(config.optimizer, network)
+        _step, config, network, normaliser_of(config, channels, device), build_optimizer(config.optimizer, network)
     )
     size = config.data.image_size
     # Batches take turns, so that a busy moment of the machine falls on all of them alike.

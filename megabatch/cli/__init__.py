@@ -29,8 +29,6 @@ from megabatch.cli import (
 )
 from megabatch.cli.options import examples
 
-__all__ = ["app"]
-
 app = typer.Typer(
     name="megabatch",
     no_args_is_help=True,

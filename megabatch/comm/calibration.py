@@ -49,7 +49,7 @@ class MeasuredPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class PricedAlgorithm:
     """What one algorithm would take for one message; measured: by points of it, not by its price."""
 
     algorithm: str
@@ -139,7 +139,7 @@ def measured_seconds(points: Sequence[MeasuredPoint], algorithm: str, message_by
     return low_seconds + (high_seconds - low_seconds) * (message_bytes - low) / (high - low)
 
 
-def predictions(calibration: Calibration, shape: GridShape, message_bytes: float) -> list[Prediction]:
+def predictions(calibration: Calibration, shape: GridShape, message_bytes: float) -> list[PricedAlgorithm]:
     """Every algorithm with its best segment size, fastest first: priced, or measured where there are points of it.
 
     On a backend that does its own collectives, only algorithms that differ in what they ask of it.
@@ -163,7 +163,7 @@ def predictions(calibration: Calibration, shape: GridShape, message_bytes: float
             known = points[0].seconds + price - at_point
         if known is not None or links:
             seconds = price if known is None else known
-            found.append(Prediction(name, segment_bytes, seconds, measured=known is not None))
+            found.append(PricedAlgorithm(name, segment_bytes, seconds, measured=known is not None))
     if not any(prediction.algorithm == "backend" for prediction in found):
         raise ConfigError(f"the calibration of grid {calibration.grid} has no measurement at all; measure again")
     return sorted(found, key=lambda prediction: prediction.seconds)

@@ -111,13 +111,8 @@ class ExactSums:
         return self
 
     @property
-    def repeats(self) -> int:
-        """How many steps had to be done again so far, the first one included."""
-        return int(self.num_repeats)
-
-    @property
     def num_repeats(self) -> Tensor:
-        """`repeats` on the device of the gradients, with those of a step that has ended and is not committed yet."""
+        """How many steps were done again so far, the first included, also before `commit`; on the gradients' device."""
         return self._shifts.repeats
 
     def attempts(self, num_ghosts: int, loss_scale: float | Tensor = 1.0, *, commit: bool = True) -> Iterator[int]:
@@ -296,12 +291,12 @@ class ExactSums:
         if self.tap is not None:
             for place, gradient in zip(places, gradients, strict=True):
                 parameter = self._parameters[place]
-                self.tap(parameter, self.integers_of(parameter, _flat(gradient)))
+                self.tap(parameter, self.integers_of(parameter, flat(gradient)))
         if not places:
             return
         if not _has_helper(gradients[0]):
             totals = [self._totals[place] for place in places] if self._has_totals else None
-            self._in_torch.to_integers(places, [_flat(gradient) for gradient in gradients], totals, results)
+            self._in_torch.to_integers(places, [flat(gradient) for gradient in gradients], totals, results)
             return
         sources = [self._total_addresses[place] for place in places] if self._has_totals else [0] * len(places)
         targets = [result.data_ptr() for result in results]
@@ -317,7 +312,7 @@ def memory_of_gradient(parameter: Tensor) -> Tensor:
     assert gradient is not None
     if not lies_as(gradient, parameter.stride()):
         gradient = _laid_as(parameter, gradient)
-    return _flat(gradient)
+    return flat(gradient)
 
 
 def lies_as(gradient: Tensor, strides: tuple[int, ...]) -> bool:
@@ -333,7 +328,7 @@ def _laid_as(parameter: Tensor, gradient: Tensor) -> Tensor:
     return torch.empty_like(parameter).copy_(gradient)
 
 
-def _flat(tensor: Tensor) -> Tensor:
+def flat(tensor: Tensor) -> Tensor:
     """The elements of a dense tensor in the order of its memory."""
     return tensor.detach().as_strided((tensor.numel(),), (1,))
 

@@ -263,12 +263,6 @@ class ExposedTimeHook:
         else:
             self._exposed_seconds = time.perf_counter() - self._last_bucket_at
 
-    def seconds(self) -> float:
-        """Exposed communication of the last synchronised backward pass; on CUDA this waits for the device."""
-        if self._end_event is not None:
-            self._end_event.synchronize()
-        return self.reader()()
-
     def reader(self) -> Callable[[], float]:
         """What gives the exposed seconds of the last synchronised backward pass, later, without a wait.
 

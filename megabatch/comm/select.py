@@ -31,7 +31,7 @@ from megabatch.comm.allreduce import AllReducer
 from megabatch.comm.calibration import (
     Calibration,
     Choice,
-    Prediction,
+    PricedAlgorithm,
     calibration_from_text,
     calibration_text,
     predictions,
@@ -212,11 +212,11 @@ def _choices(grid: ProcessGrid, calibration: Calibration | str | Path | None) ->
 
 
 def _candidates(
-    ranked: Sequence[Prediction], size: int, share_seconds: float, left_seconds: float, below: _Race | None
-) -> list[Prediction]:
+    ranked: Sequence[PricedAlgorithm], size: int, share_seconds: float, left_seconds: float, below: _Race | None
+) -> list[PricedAlgorithm]:
     """The cheapest that fit into the time, and the backend last; none where not even two fit."""
     backend = _named("backend", ranked)
-    others: list[Prediction] = []
+    others: list[PricedAlgorithm] = []
     for one in ranked:
         # Equal prices mean equal messages on this grid, as of torus and direct on 2x2: one of them will do.
         is_new = not others or not math.isclose(one.seconds, others[-1].seconds, rel_tol=1e-3)
@@ -232,7 +232,7 @@ def _candidates(
     return []
 
 
-def _expected_seconds(one: Prediction, size: int, below: _Race | None) -> float:
+def _expected_seconds(one: PricedAlgorithm, size: int, below: _Race | None) -> float:
     """The prediction, held between what the size below took and that in proportion to the bytes."""
     if below is None:
         return one.seconds
@@ -241,7 +241,7 @@ def _expected_seconds(one: Prediction, size: int, below: _Race | None) -> float:
 
 
 def _timed(
-    grid: ProcessGrid, candidates: Sequence[Prediction], buffer: torch.Tensor, budget_seconds: float
+    grid: ProcessGrid, candidates: Sequence[PricedAlgorithm], buffer: torch.Tensor, budget_seconds: float
 ) -> tuple[dict[str, float], float]:
     """(median seconds by name, seconds spent): all candidates a few times, then the best while the budget lasts."""
     reducers = {one.algorithm: AllReducer(grid, one.algorithm, segment_bytes=one.segment_bytes) for one in candidates}
@@ -274,7 +274,7 @@ def _winner(seconds: Mapping[str, float]) -> str:
     return best if seconds[best] < (1 - BACKEND_MARGIN) * seconds["backend"] else "backend"
 
 
-def _raced(candidates: Sequence[Prediction], run: _Race, shape: GridShape, calibration: Calibration) -> Choice:
+def _raced(candidates: Sequence[PricedAlgorithm], run: _Race, shape: GridShape, calibration: Calibration) -> Choice:
     """The winner of a race, with the times of all."""
     won = _named(run.winner, candidates)
     took = run.medians[won.algorithm]
@@ -285,7 +285,7 @@ def _raced(candidates: Sequence[Prediction], run: _Race, shape: GridShape, calib
     return Choice(run.message_bytes, won.algorithm, won.segment_bytes, took, reason)
 
 
-def _inherited(size: int, ranked: Sequence[Prediction], below: _Race | None) -> Choice:
+def _inherited(size: int, ranked: Sequence[PricedAlgorithm], below: _Race | None) -> Choice:
     """For a size too long to run: the winner by corrected prices, or the backend if that won below."""
     seconds = {one.algorithm: one.seconds for one in ranked}
     taken = "backend"
@@ -316,7 +316,7 @@ def _cause(calibration: Calibration, name: str, shape: GridShape, message_bytes:
     return f"a rank sends {share:.2f} of the message along the {shape.names[slow]}, {flat:.2f} in a flat ring"
 
 
-def _named(algorithm: str, ranked: Sequence[Prediction]) -> Prediction:
+def _named(algorithm: str, ranked: Sequence[PricedAlgorithm]) -> PricedAlgorithm:
     return next(one for one in ranked if one.algorithm == algorithm)
 
 

@@ -36,7 +36,7 @@ import torch.distributed as dist
 
 from megabatch.comm.p2p import PeerLostError, uses_gloo
 from megabatch.comm.shape import ranks_text
-from megabatch.errors import LaunchError, WriteError
+from megabatch.errors import LaunchError, WriteError, first_line
 from megabatch.machine import build, host_name, usable_cores
 
 _log = logging.getLogger(__name__)
@@ -212,7 +212,7 @@ def share_memory(group: dist.ProcessGroup, ranks: Sequence[int], position: int, 
                 shared = None
     except RuntimeError as error:
         raise LaunchError(
-            f"{ranks_text(ranks)} could not agree on shared memory ({str(error).splitlines()[0]}); look at their logs"
+            f"{ranks_text(ranks)} could not agree on shared memory ({first_line(error)}); look at their logs"
         ) from error
     finally:
         if file >= 0:

@@ -137,9 +137,9 @@ def split_of_names(names: Sequence[str], split: Split, place: str) -> set[str]:
     return set(names)
 
 
-def index_shards(storage: Storage, threads: int = 4) -> ShardIndex:
+def index_shards(storage: Storage) -> ShardIndex:
     """Reads the headers and the labels of all shards; DataError unless each image has a label that is an integer."""
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda file: _samples(storage, file), range(len(storage.stamps))))
     counts = [len(samples) for samples in found]
     table = np.array([row for samples in found for row in samples], dtype=np.int64).reshape(-1, 3)

@@ -11,13 +11,13 @@ token is a Secret, written into a file of its own, so that the manifest can be s
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
 from pathlib import Path
 from typing import Any
 
-from megabatch.errors import ConfigError, WriteError, nearest
+from megabatch.errors import ConfigError, nearest
+from megabatch.files import write_once
 from megabatch.launch.script import LaunchRequest, word
 
 KINDS = {
@@ -116,16 +116,10 @@ def write_secret(request: LaunchRequest, file: Path, namespace: str = "") -> Non
     metadata = {"name": f"{request.name}-token"} | ({"namespace": namespace} if namespace else {})
     data = {"token": secrets.token_hex(32)}
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": data}
-    try:
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
+    if write_once(file, json.dumps(secret)):
+        print(f"written        {file}: the token of the run, keep it secret")
+    else:
         print(f"was there      {file}: the token of before")
-        return
-    except OSError as error:
-        raise WriteError(f"'{file}' cannot be written: {error.strerror}; give another --file") from None
-    with os.fdopen(descriptor, "w", encoding="utf-8") as out:
-        json.dump(secret, out)
-    print(f"written        {file}: the token of the run, keep it secret")
 
 
 def _check_names(request: LaunchRequest, claim: str, mount: str) -> None:

@@ -16,8 +16,6 @@ from megabatch.errors import ConfigError, first_line
 from megabatch.foreign import import_foreign
 from megabatch.model.weights import read_weights
 
-__all__ = ["head_of", "load_pretrained", "prepare_pretrained"]
-
 _EXTRA = "pip install 'megabatch[timm]'"
 
 

@@ -83,6 +83,11 @@ class GroupedOptimizer(torch.optim.Optimizer):
         return [part.as_strided(p.shape, p.stride()) for part, p in zip(flat.split(lengths), params, strict=True)]
 
 
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor fills its memory without gaps, in the usual order or with channels last."""
+    return tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
+
+
 def by_kind(tensors: Iterable[tuple[Tensor, ...]]) -> Iterator[list[list[Tensor]]]:
     """Tuples that belong together, such as (parameter, gradient), as lists for each device and precision."""
 

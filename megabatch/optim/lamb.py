@@ -69,85 +69,59 @@ class LAMB(GroupedOptimizer):
             self._step_batched(group, *alike)
 
     def _step_batched(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
-        """Step parameters of one device and precision, all at once."""
-        beta1, beta2 = group["betas"]
-        if not _on_host(params[0]):
-            self._step_on_device(group, params, grads)
-            return
-        states = [self._state(p) for p in params]
-        means: list[Tensor] = [state["mean"] for state in states]
-        squares: list[Tensor] = [state["square_mean"] for state in states]
-        torch._foreach_lerp_(means, grads, 1.0 - beta1)
-        torch._foreach_mul_(squares, beta2)
-        torch._foreach_addcmul_(squares, grads, grads, 1.0 - beta2)
-        for state in states:
-            state["bias"] *= beta1
-            state["square_bias"] *= beta2
-        roots = torch._foreach_sqrt(squares)
-        if group["bias_correction"]:
-            torch._foreach_div_(roots, [math.sqrt(1.0 - state["square_bias"]) for state in states])
-        torch._foreach_add_(roots, group["eps"])
-        moves = list(torch._foreach_div(means, roots))
-        if group["bias_correction"]:
-            torch._foreach_div_(moves, [1.0 - state["bias"] for state in states])
-        if group["weight_decay"]:
-            torch._foreach_add_(moves, params, alpha=group["weight_decay"])
-        if group["lars"]:
-            torch._foreach_mul_(moves, _ratios(params, moves))
-        torch._foreach_add_(params, moves, alpha=-group["lr"])
+        """Step parameters of one device and precision, all at once.
 
-    def _step_on_device(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
-        """The same with every number on the device, so that a step can be taken back there; all state begins with 0.
-
-        What is kept of the bias is its complement, the share of gradients in a mean: fp32 holds it well.
+        On an accelerator every number lies on the device, so that a step can be taken back there.
         """
-        beta1, beta2 = group["betas"]
-        for p in params:
-            _move_to_device(self.state[p], p)
+        on_host, (beta1, beta2) = _on_host(params[0]), group["betas"]
         means, squares = self._state_of(params, "mean"), self._state_of(params, "square_mean")
         torch._foreach_lerp_(means, grads, 1.0 - beta1)
         torch._foreach_mul_(squares, beta2)
         torch._foreach_addcmul_(squares, grads, grads, 1.0 - beta2)
-        shares = []
-        for name, beta in (("share", beta1), ("square_share", beta2)):
-            tensors = [self.state[p][name] for p in params]
-            torch._foreach_mul_(tensors, beta)
-            torch._foreach_add_(tensors, 1.0 - beta)
-            shares.append(torch.stack(tensors))
-        roots = torch._foreach_sqrt(squares)
+        count = self._count_on_host if on_host else self._count_on_device
+        shares, square_shares = count(params, "", beta1), count(params, "square_", beta2)
+        roots = list(torch._foreach_sqrt(squares))
         if group["bias_correction"]:
-            torch._foreach_mul_(roots, self._spread(shares[1].rsqrt(), params))
+            if isinstance(square_shares, Tensor):
+                torch._foreach_mul_(roots, self._spread(square_shares.rsqrt(), params))
+            else:
+                torch._foreach_div_(roots, [math.sqrt(share) for share in square_shares])
         torch._foreach_add_(roots, group["eps"])
         moves = list(torch._foreach_div(means, roots))
         if group["bias_correction"]:
-            torch._foreach_mul_(moves, self._spread(shares[0].reciprocal(), params))
+            if isinstance(shares, Tensor):
+                torch._foreach_mul_(moves, self._spread(shares.reciprocal(), params))
+            else:
+                torch._foreach_div_(moves, shares)
         if group["weight_decay"]:
             torch._foreach_add_(moves, params, alpha=group["weight_decay"])
         if group["lars"]:
-            torch._foreach_mul_(moves, self._spread(torch.stack(_ratios(params, moves)), params))
+            ratios = _ratios(params, moves)
+            torch._foreach_mul_(moves, ratios if on_host else self._spread(torch.stack(ratios), params))
         torch._foreach_add_(params, moves, alpha=-group["lr"])
 
-    def _state(self, parameter: Tensor) -> dict[str, Any]:
-        state: dict[str, Any] = self.state[parameter]
-        if "share" in state:  # saved where the numbers lay on an accelerator
-            state["bias"], state["square_bias"] = (1.0 - state.pop(name).item() for name in ("share", "square_share"))
-        if not state:
-            for name in ("mean", "square_mean"):
-                state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-            state["bias"] = state["square_bias"] = 1.0  # the share of the zeros they begin with
-        return state
+    def _count_on_host(self, params: list[Tensor], prefix: str, beta: float) -> list[float]:
+        """The share of gradients in a mean, one step later; what is kept is the rest, of the zeros it began with."""
+        states, bias, share = [self.state[p] for p in params], f"{prefix}bias", f"{prefix}share"
+        for state in states:
+            before = 1.0 - state.pop(share).item() if share in state else state.get(bias, 1.0)
+            state[bias] = before * beta
+        return [1.0 - state[bias] for state in states]
+
+    def _count_on_device(self, params: list[Tensor], prefix: str, beta: float) -> Tensor:
+        """The same where a step begins with 0: the share itself is kept, fp32 holds it well."""
+        states, bias, share = [self.state[p] for p in params], f"{prefix}bias", f"{prefix}share"
+        for state, p in zip(states, params, strict=True):
+            if share not in state:
+                state[share] = torch.full((), 1.0 - state.pop(bias, 1.0), dtype=p.dtype, device=p.device)
+        tensors = [state[share] for state in states]
+        torch._foreach_mul_(tensors, beta)
+        torch._foreach_add_(tensors, 1.0 - beta)
+        return torch.stack(tensors)
 
 
 def _on_host(parameter: Tensor) -> bool:
     return parameter.device.type == "cpu"
-
-
-def _move_to_device(state: dict[str, Any], parameter: Tensor) -> None:
-    """Keep the shares of gradients in the means beside the parameter; a state of the host has them as numbers."""
-    for name, of_host in (("share", "bias"), ("square_share", "square_bias")):
-        if name not in state:
-            share = 1.0 - state.pop(of_host, 1.0)
-            state[name] = torch.full((), share, dtype=parameter.dtype, device=parameter.device)
 
 
 def _ratios(params: list[Tensor], moves: list[Tensor]) -> list[Tensor]:

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from megabatch.errors import ConfigError
-from megabatch.optim.base import GroupedOptimizer, by_kind, check_not_negative, check_positive
+from megabatch.optim.base import GroupedOptimizer, by_kind, check_not_negative, check_positive, is_dense
 from megabatch.optim.one_pass import momentum_in_one_pass, same_layout, trust_on_host
 
 __all__ = ["LARS", "Rule", "trust_ratios"]
@@ -214,11 +214,7 @@ def _inner_and_outer(rule: Rule, lr: Any, trust: Any) -> tuple[Any, Any]:
 def _can_fuse(group: dict[str, Any], params: list[Tensor]) -> bool:
     """Whether torch's fused SGD kernel, which takes one lr for all and needs momentum, makes this group's step."""
     plain = group["momentum"] > 0 and not (group["rule"] == "trust_outside" and group["lars"])
-    return plain and all(p.is_cuda and p.dtype == torch.float32 and _is_dense(p) for p in params)
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    return tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
+    return plain and all(p.is_cuda and p.dtype == torch.float32 and is_dense(p) for p in params)
 
 
 def _momentum_step(

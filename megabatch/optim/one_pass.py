@@ -14,6 +14,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from megabatch.optim.base import is_dense
+
 _BLOCK = 1 << 19  # numbers; 2 MB of fp32, measured best of 32 Ki to 1 Mi on a core with 1 MB of L2 and 32 MB of L3
 _SCRATCH = threading.local()  # a buffer for every precision, of each thread
 
@@ -23,8 +25,7 @@ def same_layout(*tensors: Tensor) -> bool:
     first = tensors[0]
     if first.device.type != "cpu" or first.dtype not in (torch.float32, torch.float64):
         return False
-    dense = first.is_contiguous() or (first.dim() == 4 and first.is_contiguous(memory_format=torch.channels_last))
-    return dense and all(t.dtype == first.dtype and t.stride() == first.stride() for t in tensors)
+    return is_dense(first) and all(t.dtype == first.dtype and t.stride() == first.stride() for t in tensors)
 
 
 def trust_on_host(

@@ -14,8 +14,6 @@ from megabatch.optim.lamb import LAMB
 from megabatch.optim.lars import LARS
 from megabatch.optim.rmsprop_warmup import RMSpropWarmup
 
-__all__ = ["can_skip", "step_unless", "update_scale"]
-
 
 def can_skip(optimizer: torch.optim.Optimizer) -> bool:
     """Whether `step_unless` works for this optimizer; others keep numbers on the host that it could not put back.

@@ -19,10 +19,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from megabatch.comm.exact import flat
 from megabatch.comm.messages import gather
 from megabatch.data.loader import Ghost, Mixed
 from megabatch.errors import TrainingError
 from megabatch.machine import host_name
+from megabatch.optim.base import is_dense
 from megabatch.schedule.batch import Step, shard_range
 from megabatch.train.components import Components
 from megabatch.train.phases import audit_is_due
@@ -135,12 +137,10 @@ class Audit:
 
 def _memory_of(gradient: Tensor, parameter: Tensor) -> Tensor:
     """The gradient's elements in the order of the parameter's memory."""
-    return torch.empty_like(parameter).copy_(gradient).as_strided((parameter.numel(),), (1,))
+    return flat(torch.empty_like(parameter).copy_(gradient))
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     """The bytes of a tensor in the order of its memory."""
-    tensor = tensor.detach()
-    is_dense = tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
-    flat = tensor.as_strided((tensor.numel(),), (1,)) if is_dense else tensor.reshape(-1)
-    return flat.cpu().view(torch.uint8).numpy().data
+    elements = flat(tensor) if is_dense(tensor) else tensor.detach().reshape(-1)
+    return elements.cpu().view(torch.uint8).numpy().data

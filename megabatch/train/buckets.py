@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from megabatch.comm.exact import lies_as
+from megabatch.comm.exact import flat, lies_as
 
 _CAST_BY_AUTOCAST = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 _LEARN_PASSES = 3  # DDP arranges its buckets anew after the first
@@ -85,7 +85,7 @@ class _Through(torch.autograd.Function):
             chosen = [place for place, is_cast in enumerate(bucket.is_cast) if is_cast]
             cast = [torch.empty_like(weights[place], dtype=dtype) for place in chosen]
             if cast:
-                torch._foreach_copy_([_flat(one) for one in cast], [_flat(weights[place]) for place in chosen])
+                torch._foreach_copy_([flat(one) for one in cast], [flat(weights[place]) for place in chosen])
             for place, one in zip(chosen, cast, strict=True):
                 weights[place] = one
         return tuple(weights)
@@ -104,10 +104,10 @@ class _Through(torch.autograd.Function):
                 gradient = torch.empty_like(p, dtype=gradient.dtype).copy_(gradient)
             if p.grad is None:
                 target = place
-                fresh.append((_flat(target), _flat(gradient)))
+                fresh.append((flat(target), flat(gradient)))
             else:  # accumulated: what is returned takes its place
                 target, p.grad = p.grad, None
-                added.append((_flat(target), _flat(gradient)))
+                added.append((flat(target), flat(gradient)))
             results.append(target.view_as(target))  # of its own, so that nobody need copy it
         for pairs in _by_dtype(fresh):
             torch._foreach_copy_(*_columns(pairs))
@@ -119,10 +119,6 @@ class _Through(torch.autograd.Function):
                 values = wide
             torch._foreach_add_(targets, values)
         return (None, None, *results)
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    return tensor.as_strided((tensor.numel(),), (1,))
 
 
 def _by_dtype(pairs: list[tuple[Tensor, Tensor]]) -> list[list[tuple[Tensor, Tensor]]]:

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import torch
 
-from megabatch.errors import CheckpointError
+from megabatch.errors import CheckpointError, first_line
 from megabatch.files import link_atomically, open_regular, read_text, write_atomically
 
 FORMAT = 3
@@ -114,9 +114,8 @@ def decode(data: bytes, where: str) -> State:
     try:
         state: Any = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # pickle, zip and torch have no error in common
-        reason = str(error).partition("\n")[0] or type(error).__name__
         raise CheckpointError(
-            f"the checkpoint in '{where}' is not one of megabatch's ({reason}); give another"
+            f"the checkpoint in '{where}' is not one of megabatch's ({first_line(error)}); give another"
         ) from None
     if not isinstance(state, dict):
         raise CheckpointError(
@@ -137,9 +136,8 @@ def refusing_damage(where: str) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, OverflowError) as error:
-        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise CheckpointError(
-            f"the checkpoint in '{where}' lacks a part or has a damaged one ({reason}); give another"
+            f"the checkpoint in '{where}' lacks a part or has a damaged one ({first_line(error)}); give another"
         ) from None
 
 

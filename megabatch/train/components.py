@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from megabatch.comm.calibration import Choice
@@ -25,6 +25,7 @@ from megabatch.errors import CommunicationError, ConfigError, LaunchError
 from megabatch.machine import usable_cores
 from megabatch.model.average import WeightAverage
 from megabatch.model.norm import GhostStatistics
+from megabatch.model.normaliser import Normaliser, normaliser_of
 from megabatch.model.pretrained import prepare_pretrained
 from megabatch.model.registry import build_model
 from megabatch.optim.build import build_optimizer
@@ -39,27 +40,6 @@ from megabatch.train.graph import PassGraphs, check_can_capture
 from megabatch.workers.world import World
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-class Normaliser:
-    """uint8 [n, height, width, channels] images -> float network input on the device, in one pass over the batch."""
-
-    def __init__(self, config: Config, channels: int, device: torch.device) -> None:
-        mean, std = config.data.mean, config.data.std
-        if len(mean) not in (1, channels):
-            raise ConfigError(
-                f"data.mean has {len(mean)} values but images have {channels} channels; give one, or one per channel"
-            )
-        self._device = device
-        self._channels_last = config.train.channels_last
-        self._scale = (1.0 / (255.0 * torch.tensor(std, device=device))).view(1, -1, 1, 1)
-        self._shift = -(torch.tensor(mean, device=device) / torch.tensor(std, device=device)).view(1, -1, 1, 1)
-
-    def __call__(self, images: Tensor) -> Tensor:
-        batch = images.to(self._device, non_blocking=True).permute(0, 3, 1, 2).to(torch.float32)
-        if not self._channels_last:
-            batch = batch.contiguous()
-        return batch.mul_(self._scale).add_(self._shift)
 
 
 @dataclass
@@ -188,7 +168,7 @@ def build_components(config: Config, world: World, shape: GridShape, device: tor
             f"model '{config.model.name}' has SyncBatchNorm, which waits for all workers in every ghost batch "
             "and hangs when they hold different numbers of them; use BatchNorm2d: it spans one ghost batch"
         )
-    normalise = Normaliser(config, train_source.channels, device)
+    normalise = normaliser_of(config, train_source.channels, device)
     notes, head = prepare_pretrained(network, config.model, train_source.num_classes)
     with nullcontext() if config.train.compile else without_compiler():
         optimizer = build_optimizer(
@@ -202,7 +182,7 @@ def build_components(config: Config, world: World, shape: GridShape, device: tor
         ddp = DistributedDataParallel(
             torch.compile(network) if config.train.compile else Bucketed(network) if device.type != "cpu" else network,
             device_ids=[device.index] if device.type == "cuda" else None,
-            **_no_buffer_sync(),  # GhostStatistics adds the statistics up
+            **no_buffer_sync(),  # GhostStatistics adds the statistics up
             gradient_as_bucket_view=True,
             bucket_cap_mb=config.comm.bucket_mb,
         )
@@ -272,7 +252,7 @@ def choose_kernels(config: Config, device: torch.device) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read with the first product
 
 
-def _no_buffer_sync() -> dict[str, Any]:
+def no_buffer_sync() -> dict[str, Any]:
     """`broadcast_buffers=False`, by the name this torch has for it (2.13 renamed it and warns about the old one)."""
     names = inspect.signature(DistributedDataParallel.__init__).parameters
     return {"forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": False}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,45 +19,35 @@ from megabatch.data.sources import EncodedImages
 from megabatch.errors import DataError
 from megabatch.files import read_bytes
 from megabatch.machine import usable_cores
+from megabatch.model.normaliser import Normaliser
 from megabatch.model.registry import build_model
 from megabatch.model.weights import read_weights
 from megabatch.train.card import CARD_FILE, WEIGHTS_FILE, ModelCard, read_card
 from megabatch.train.checkpoint import check_fits
+from megabatch.train.components import DTYPES
 
 __all__ = ["Classifier", "fitted_images", "image_files", "load", "predict"]
 
 _MAX_IMAGE_BYTES = 2**30
-_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Classifier(nn.Module):
     """Logits of images: uint8 [n, height, width, channels] of the card's image size, as `preprocess` makes them."""
 
-    scale: Tensor
-    shift: Tensor
-
     def __init__(self, network: nn.Module, card: ModelCard) -> None:
         super().__init__()
         self.network, self.card = network, card
-        mean, std = torch.tensor(card.mean), torch.tensor(card.std)
-        self.register_buffer("scale", (1.0 / (255.0 * std)).view(1, -1, 1, 1), persistent=False)
-        self.register_buffer("shift", -(mean / std).view(1, -1, 1, 1), persistent=False)
+        self.normalise = Normaliser(card.mean, card.std, channels_last=card.channels_last)
 
     @property
     def class_names(self) -> tuple[str, ...]:
         return self.card.class_names
 
     def forward(self, images: Tensor) -> Tensor:
-        batch = images.permute(0, 3, 1, 2).to(torch.float32)
-        if not self.card.channels_last:
-            batch = batch.contiguous()
-        batch = batch * self.scale + self.shift
-        dtype = _DTYPES[self.card.precision]
-        if dtype is None:
+        batch = self.normalise(images)
+        dtype = DTYPES[self.card.precision]
+        with torch.autocast(batch.device.type, dtype=dtype) if dtype else nullcontext():
             logits: Tensor = self.network(batch)
-        else:
-            with torch.autocast(images.device.type, dtype=dtype):
-                logits = self.network(batch)
         return logits.float()
 
     def preprocess(self, image: Image.Image | Pixels) -> Tensor:
@@ -151,10 +142,9 @@ def predict(classifier: Classifier, files: Sequence[Path]) -> Iterator[Predictio
     log = _Problems(problems)
     feeding = Feeding(threads=min(16, usable_cores()), broken=log)
     size, step = classifier.card.image_size, classifier.card.batch_size
-    device = classifier.scale.device
     batches = evaluation_batches(source, size, 0, len(files), step, feeding)
     for first, (images, _) in zip(range(0, len(files), step), batches, strict=True):
-        logits = classifier(torch.from_numpy(images).to(device)).cpu()
+        logits = classifier(torch.from_numpy(images)).cpu()
         for index in range(first, min(first + step, len(files))):
             problem = problems.get(index, "")
             yield Prediction(files[index], None if problem else logits[index - first], problem)

@@ -17,11 +17,12 @@ from megabatch.config import Config
 from megabatch.data.sources import Source, names_of
 from megabatch.errors import CheckpointError
 from megabatch.files import write_json
+from megabatch.model.normaliser import normaliser_of
 from megabatch.model.weights import average_weights, read_weights
 from megabatch.report.run import ENSEMBLE_FILE, SUMMARY_FILE
 from megabatch.train.card import WEIGHTS_FILE
 from megabatch.train.checkpoint import check_fits, decode, newest_whole, refusing_damage
-from megabatch.train.components import Normaliser, build_network, set_threads
+from megabatch.train.components import build_network, set_threads
 from megabatch.train.evaluate import GHOSTS_FOR_STATISTICS, Evaluation, evaluate, measure_statistics
 from megabatch.train.feed import feeding_of, open_images
 from megabatch.train.phases import branch_augment
@@ -101,7 +102,7 @@ class _OpenRun:
     local_size: int  # ranks on this host, who share its cores
 
     def __post_init__(self) -> None:
-        self.normalise = Normaliser(self.config, self.val_source.channels, self.device)
+        self.normalise = normaliser_of(self.config, self.val_source.channels, self.device)
 
     def network(self, state: dict[str, Tensor], where: str) -> nn.Module:
         """The run's network with the given weights."""

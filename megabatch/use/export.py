@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
-from megabatch.errors import CheckpointError, ConfigError
+from megabatch.errors import CheckpointError, ConfigError, first_line
 from megabatch.files import write_atomically, write_json
 from megabatch.model.pretrained import head_of
 from megabatch.use.classifier import Classifier
@@ -47,11 +47,11 @@ def export(classifier: Classifier, target: Target, place: Path, images: Tensor) 
         return write(classifier, place, images, classifier(images))
 
 
-def some_images(classifier: Classifier, count: int = 8) -> Tensor:
-    """Random pixels, for who has no image at hand."""
-    size = classifier.card.image_size
+def some_images(classifier: Classifier) -> Tensor:
+    """Eight images of random pixels, for who has no image at hand."""
+    size, channels = classifier.card.image_size, classifier.card.channels
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(0, 256, (count, size, size, classifier.card.channels), generator=generator, dtype=torch.uint8)
+    return torch.randint(0, 256, (8, size, size, channels), generator=generator, dtype=torch.uint8)
 
 
 def _to_onnx(classifier: Classifier, place: Path, images: Tensor, wanted: Tensor) -> float:
@@ -176,7 +176,7 @@ def _timms_logits(table: dict[str, Any], state: dict[str, Tensor], images: Tenso
         network.load_state_dict(state)
     except RuntimeError as error:
         raise CheckpointError(
-            f"timm's {table['architecture']} is another network ({str(error).splitlines()[0][:200]}); export to onnx"
+            f"timm's {table['architecture']} is another network ({first_line(error)}); export to onnx"
         ) from None
     settings = table["pretrained_cfg"]
     mean, std = (torch.tensor(settings[name]) for name in ("mean", "std"))

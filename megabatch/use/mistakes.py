@@ -25,8 +25,6 @@ from megabatch.files import write_atomically, write_json
 from megabatch.report.run import CLASSES_FILE
 from megabatch.text import csv_text
 
-__all__ = ["confusion", "write_mistakes"]
-
 NUM_SHOWN = 12
 _THUMBNAIL = 96  # pixels
 _MAX_PAIRS = 400

@@ -184,7 +184,7 @@ async def _try_door(lighthouse: str, token: bytes) -> None:
             _, writer = await _through_door(lighthouse, token)
         except (OSError, ValueError, OverflowError) as error:
             if time.monotonic() > deadline:
-                raise no_answer(lighthouse, error or "no word in time") from None
+                raise no_answer(lighthouse, error) from None
             await asyncio.sleep(_POLL_SECONDS)
         else:
             writer.close()

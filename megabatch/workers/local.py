@@ -21,15 +21,15 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from megabatch.errors import CommunicationError, LaunchError, MegabatchError
+from megabatch.errors import CommunicationError, LaunchError, MegabatchError, WriteError, first_line
+from megabatch.files import write_once
 from megabatch.workers.meeting import listen_at
 from megabatch.workers.stop import handling, heard_signals
 from megabatch.workers.token import TOKEN_VARIABLE
@@ -58,17 +58,14 @@ def start_workers(world_size: int, work: Callable[..., object], *args: object, m
         MegabatchError: the one-line error a worker left.
         LaunchError: when workers died more often than `max_restarts`.
     """
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before a worker loads torch
-    with tempfile.TemporaryDirectory(prefix="megabatch-") as scratch, _passing_on_signals() as passed_on:
-        error_file = Path(scratch) / "error"
+    with _launching() as launched:
         for attempt in range(max_restarts + 1):
             listener = listen_at("127.0.0.1", 0, local=True)
             assert listener is not None
             port = _port_of(listener)
             environment = {
-                LAUNCHED_VARIABLE: str(os.getpid()),
+                **launched.environment,
                 TOKEN_VARIABLE: secrets.token_hex(32),
-                ERROR_FILE_VARIABLE: str(error_file),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
                 "WORLD_SIZE": str(world_size),
@@ -77,12 +74,13 @@ def start_workers(world_size: int, work: Callable[..., object], *args: object, m
                 "TORCHELASTIC_RESTART_COUNT": str(attempt),
             }
             of_ranks = [{**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)]
-            workers = [(of_rank, work, args) for of_rank in of_ranks]
-            failed = _run_group(workers, passed_on, error_file, partial(_open_store, listener, port))
-            if passed_on.signals:
-                return passed_on.signals[0]
-            if error_file.is_file():
-                raise MegabatchError(error_file.read_text(encoding="utf-8"))
+            workers = launched.start(of_ranks, work, args)
+            held = _open_store(listener, port)
+            failed = _first_failure(workers, launched.error_file)
+            del held
+            if launched.signals:
+                return launched.signals[0]
+            launched.raise_error()
             if failed is None:
                 return 0
         assert failed is not None
@@ -98,55 +96,32 @@ def start_elastic_workers(world_size: int, work: Callable[..., object], *args: o
 
     Raises: as `start_workers`.
     """
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before a worker loads torch
-    spawn = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory(prefix="megabatch-") as scratch, _passing_on_signals() as passed_on:
-        passed_on.as_number = signal.SIGINT  # the run is to stop; SIGTERM would make one worker leave
-        error_file = Path(scratch) / "error"
-        environment = {
-            LAUNCHED_VARIABLE: str(os.getpid()),
-            ERROR_FILE_VARIABLE: str(error_file),
-            STARTED_VARIABLE: str(time.time()),
-        }
-        running: dict[int, SpawnProcess] = {}
-        began: dict[int, float] = {}
+    with _launching() as launched:
+        launched.as_number = signal.SIGINT  # the run is to stop; SIGTERM would make one worker leave
+        environment = {**launched.environment, STARTED_VARIABLE: str(time.time())}
+        running: dict[int, tuple[SpawnProcess, float]] = {}
         short_lives, over = 0, False
 
-        def start() -> None:
-            worker = spawn.Process(target=_enter, args=(environment, work, args))
-            signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-            try:
-                worker.start()
-                passed_on.workers.append(worker)
-            finally:
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-            running[worker.sentinel], began[worker.sentinel] = worker, time.monotonic()
+        def start(count: int) -> None:
+            for worker in launched.start([environment] * count, work, args):
+                running[worker.sentinel] = worker, time.monotonic()
 
-        try:
-            for _ in range(world_size):
-                start()
-            while running:  # workers that die while another is handled stay here until it is their turn
-                for sentinel in wait(list(running), timeout=1.0):
-                    assert isinstance(sentinel, int)
-                    worker = running.pop(sentinel)
-                    worker.join()
-                    if error_file.is_file():
-                        raise MegabatchError(error_file.read_text(encoding="utf-8"))
-                    over = over or worker.exitcode == 0 or bool(passed_on.signals)
-                    if over or worker.exitcode == LEFT_EXIT_CODE:
-                        continue
-                    is_short = time.monotonic() - began[sentinel] < _SHORT_LIFE_SECONDS
-                    short_lives = short_lives + 1 if is_short else 0
-                    if short_lives > max_restarts:
-                        raise _ended_badly(f"a worker ended with {_how(worker.exitcode or 0)}", max_restarts)
-                    environment[REPLACES_VARIABLE] = "1"
-                    start()
-        finally:
-            for worker in passed_on.workers:
-                if worker.is_alive():
-                    worker.kill()
-                    worker.join()
-    return passed_on.signals[0] if passed_on.signals else 0
+        start(world_size)
+        while running:  # workers that die while another is handled stay here until it is their turn
+            for sentinel in wait(list(running), timeout=1.0):
+                assert isinstance(sentinel, int)
+                worker, began = running.pop(sentinel)
+                worker.join()
+                launched.raise_error()
+                over = over or worker.exitcode == 0 or bool(launched.signals)
+                if over or worker.exitcode == LEFT_EXIT_CODE:
+                    continue
+                short_lives = short_lives + 1 if time.monotonic() - began < _SHORT_LIFE_SECONDS else 0
+                if short_lives > max_restarts:
+                    raise _ended_badly(f"a worker ended with {_how(worker.exitcode or 0)}", max_restarts)
+                environment[REPLACES_VARIABLE] = "1"
+                start(1)
+        return launched.signals[0] if launched.signals else 0
 
 
 def _how(code: int) -> str:
@@ -159,26 +134,61 @@ def _ended_badly(what: str, max_restarts: int) -> LaunchError:
     )
 
 
-class _PassedOn:
-    """The signals that the launcher got, and the workers that it passes them on to."""
+class _Launched:
+    """Workers of a launcher, the signals that it got and passes on to them, and the file for their first error."""
 
-    def __init__(self) -> None:
+    def __init__(self, error_file: Path) -> None:
+        self.error_file = error_file
+        self.environment = {LAUNCHED_VARIABLE: str(os.getpid()), ERROR_FILE_VARIABLE: str(error_file)}
         self.signals: list[int] = []
-        self.workers: list[SpawnProcess] = []
         self.as_number: int | None = None  # what the workers get instead of the signal itself
+        self._workers: list[SpawnProcess] = []
+
+    def start(
+        self, environments: list[dict[str, str]], work: Callable[..., object], args: tuple[object, ...]
+    ) -> list[SpawnProcess]:
+        """Start a worker in each of these environments."""
+        spawn = multiprocessing.get_context("spawn")
+        workers = [spawn.Process(target=_enter, args=(environment, work, args)) for environment in environments]
+        self._workers += workers
+        # Workers start with signals blocked, until they can handle them; ours wait until every worker has its pid.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            for worker in workers:
+                worker.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        return workers
 
     def pass_on(self, number: int, _frame: FrameType | None) -> None:
         self.signals.append(number)
-        for worker in self.workers:
+        for worker in self._workers:
             if worker.pid is not None and worker.is_alive():
                 os.kill(worker.pid, (self.as_number or number) if len(self.signals) == 1 else signal.SIGKILL)
 
+    def raise_error(self) -> None:
+        """Raise the error that a worker left, if one did."""
+        if self.error_file.is_file():
+            raise MegabatchError(self.error_file.read_text(encoding="utf-8"))
+
+    def kill(self) -> None:
+        for worker in self._workers:
+            if worker.is_alive():
+                worker.kill()
+                worker.join()
+
 
 @contextmanager
-def _passing_on_signals() -> Iterator[_PassedOn]:
-    passed_on = _PassedOn()
-    with handling(_SIGNALS, passed_on.pass_on):
-        yield passed_on
+def _launching() -> Iterator[_Launched]:
+    """A launcher's block: signals go to the workers, and none of them is left at its end."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before a worker loads torch
+    with tempfile.TemporaryDirectory(prefix="megabatch-") as scratch:
+        launched = _Launched(Path(scratch) / "error")
+        with handling(_SIGNALS, launched.pass_on):
+            try:
+                yield launched
+            finally:
+                launched.kill()
 
 
 def _port_of(listener: int) -> int:
@@ -194,47 +204,24 @@ def _open_store(listener: int, port: int) -> object:
     return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener)
 
 
-def _run_group(
-    arguments: list[tuple[Any, ...]], passed_on: _PassedOn, error_file: Path, serve: Callable[[], object]
-) -> tuple[int, int] | None:
-    """Run one group of workers to its end; the rank that failed first and its exit code, or None.
-
-    serve: called once the workers have been started; what it returns is held until they have ended.
-    """
-    spawn = multiprocessing.get_context("spawn")
-    workers = [spawn.Process(target=_enter, args=of_rank) for of_rank in arguments]
-    passed_on.workers = workers
+def _first_failure(workers: list[SpawnProcess], error_file: Path) -> tuple[int, int] | None:
+    """Wait for the end of a group of workers; the rank that failed first and its exit code, or None."""
     failed: tuple[int, int] | None = None
-    try:
-        # Workers start with signals blocked, until they can handle them; ours wait until every worker has its pid.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        try:
-            for worker in workers:
-                worker.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-        held = serve()
-        ranks = {worker.sentinel: rank for rank, worker in enumerate(workers)}
-        while ranks:
-            patience = 0.0 if error_file.is_file() else _PATIENCE_SECONDS
-            ended = wait(list(ranks), timeout=None if failed is None else patience)
-            if not ended:
-                for rank in ranks.values():
-                    workers[rank].kill()
-                continue
-            for sentinel in ended:
-                assert isinstance(sentinel, int)
-                rank = ranks.pop(sentinel)
-                workers[rank].join()
-                code = workers[rank].exitcode
-                if code and failed is None:
-                    failed = rank, code
-        del held
-    finally:
-        for worker in workers:
-            if worker.pid is not None and worker.is_alive():
-                worker.kill()
-                worker.join()
+    ranks = {worker.sentinel: rank for rank, worker in enumerate(workers)}
+    while ranks:
+        patience = 0.0 if error_file.is_file() else _PATIENCE_SECONDS
+        ended = wait(list(ranks), timeout=None if failed is None else patience)
+        if not ended:
+            for rank in ranks.values():
+                workers[rank].kill()
+            continue
+        for sentinel in ended:
+            assert isinstance(sentinel, int)
+            rank = ranks.pop(sentinel)
+            workers[rank].join()
+            code = workers[rank].exitcode
+            if code and failed is None:
+                failed = rank, code
     return failed
 
 
@@ -253,14 +240,8 @@ def leave_error(message: str, environ: Mapping[str, str]) -> bool:
     path = environ.get(ERROR_FILE_VARIABLE)
     if path is None:
         return False
-    beside = Path(f"{path}.{os.getpid()}")
-    try:
-        beside.write_text(message, encoding="utf-8")
-        os.link(beside, path)  # whole or not at all; the first worker to find an error is the one to tell
-    except OSError:
-        pass
-    finally:
-        beside.unlink(missing_ok=True)
+    with suppress(WriteError):
+        write_once(Path(path), message)  # the first worker to find an error is the one to tell
     return True
 
 
@@ -287,8 +268,7 @@ def run_as_worker(work: Callable[[], int], world: World, environ: Mapping[str, s
         if is_lost_contact(error):
             _end_for_restart(f"worker {world.rank} of {world.size} lost its connection to another worker")
         # A bug, here or in the user's model: it would come again, so it is told once and nothing is tried again.
-        first_line = str(error).strip().split("\n")[0]
-        if leave_error(f"worker {world.rank} met {type(error).__name__}: {first_line}", environ):
+        if leave_error(f"worker {world.rank} met {first_line(error)}", environ):
             traceback.print_exc()
             os._exit(2)
         raise

@@ -19,7 +19,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from megabatch.errors import LaunchError
+from megabatch.errors import LaunchError, first_line
 from megabatch.workers.token import TOKEN_VARIABLE, run_token, sign
 from megabatch.workers.world import ALONE, World
 
@@ -81,7 +81,7 @@ def join(world: World, backend: str, timeout_seconds: float) -> Iterator[Meeting
             where = f"{world.meeting_host}:{world.meeting_port}"
             raise LaunchError(
                 f"rank {world.rank} of {world.size} could not join the others at {where} within {timeout_seconds:g} s "
-                f"({str(error).splitlines()[0]}); check that every worker was started, can reach that address and has "
+                f"({first_line(error)}); check that every worker was started, can reach that address and has "
                 f"the same {TOKEN_VARIABLE}"
             ) from error
         hold_default_group()

@@ -32,7 +32,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from megabatch.comm.p2p import group_named, hang_up, uses_gloo
-from megabatch.errors import LaunchError
+from megabatch.errors import LaunchError, first_line
 from megabatch.machine import host_name
 from megabatch.workers.token import is_signed, sign
 from megabatch.workers.world import World
@@ -294,7 +294,7 @@ class Membership:
                 if time.monotonic() - began < self._wait_seconds:  # it may be starting again
                     time.sleep(HEARTBEAT_SECONDS)
                     continue
-                raise self._too_few(_first_line(error)) from None
+                raise self._too_few(first_line(error)) from None
         key = answer.created.seconds * 10**9 + answer.created.nanos
         said = [(one.replica_id, self._seat(one.data)) for one in answer.participants]
         # Whoever asks sees the signed entries of the others: under another name than its own an entry is a copy.
@@ -344,7 +344,7 @@ def start_lighthouse(bind: str, min_workers: int = 1) -> Any:
             heartbeat_timeout_ms=int(HEARTBEAT_TIMEOUT_SECONDS * 1000),
         )
     except Exception as error:
-        raise LaunchError(f"no lighthouse can listen at '{bind}' ({_first_line(error)}); give HOST:PORT") from None
+        raise LaunchError(f"no lighthouse can listen at '{bind}' ({first_line(error)}); give HOST:PORT") from None
 
 
 def check_address(lighthouse: str) -> None:
@@ -377,13 +377,9 @@ def _own_address(lighthouse: str) -> str:
         raise LaunchError(f"the lighthouse address '{lighthouse}' is not usable ({error}); give HOST:PORT") from None
 
 
-def no_answer(lighthouse: str, error: object) -> LaunchError:
+def no_answer(lighthouse: str, error: Exception) -> LaunchError:
     """The error when nobody answers there."""
     return LaunchError(
-        f"no lighthouse answers at {lighthouse} ({_first_line(error)}); "
+        f"no lighthouse answers at {lighthouse} ({first_line(error)}); "
         "start one with `megabatch lighthouse`, and check address and network"
     )
-
-
-def _first_line(error: object) -> str:
-    return str(error).strip().split("\n")[0][:200]

@@ -15,8 +15,6 @@ from pathlib import Path
 
 from megabatch.errors import LaunchError
 
-__all__ = ["TOKEN_FILE_VARIABLE", "TOKEN_VARIABLE", "is_signed", "needed_token", "run_token", "sign"]
-
 TOKEN_VARIABLE = "MEGABATCH_TOKEN"
 TOKEN_FILE_VARIABLE = "MEGABATCH_TOKEN_FILE"
 

@@ -13,9 +13,10 @@ from torch.nn import functional as F
 from torch.nn.utils import get_total_norm
 
 from megabatch.comm.transfer import upload
+from megabatch.model.normaliser import Normaliser
 from megabatch.optim import lars
 from megabatch.train import step as step_module
-from megabatch.train.components import Components, Normaliser
+from megabatch.train.components import Components
 
 
 @contextmanager
@@ -55,12 +56,12 @@ def _labels_on_the_host() -> Any:
 
 
 def _blocking_copy() -> Any:
-    right = Normaliser.__call__
+    right = Normaliser.forward
 
     def blocking(self: Normaliser, images: Tensor) -> Tensor:
-        return right(self, images.to(self._device))
+        return right(self, images.to(self.scale.device))
 
-    return patch.object(Normaliser, "__call__", blocking)
+    return patch.object(Normaliser, "forward", blocking)
 
 
 def _host_number_in_a_stack() -> Any:

@@ -13,7 +13,7 @@ import megabatch
 from megabatch.schedule.clock import Clock
 from megabatch.train import evaluate as evaluate_module
 from megabatch.train.branch import copied
-from megabatch.train.components import Components, _no_buffer_sync
+from megabatch.train.components import Components, no_buffer_sync
 from megabatch.train.evaluate import evaluate
 from megabatch.train.state import RunState, take_state, whole_state
 from tests.accelerator.fake_cuda import CUDA, steady
@@ -43,7 +43,7 @@ def checkpoint(components: Components, watch: Watch) -> Notes:
 def own_loop(components: Components, watch: Watch) -> Notes:
     """A stranger's loop: the hook over a grid, LARS, statistics of ghost batches and the noise scale."""
     model = components.network
-    ddp = DistributedDataParallel(model, device_ids=[0], gradient_as_bucket_view=True, **_no_buffer_sync())
+    ddp = DistributedDataParallel(model, device_ids=[0], gradient_as_bucket_view=True, **no_buffer_sync())
     steady(ddp)
     with megabatch.ProcessGrid.build("2x4") as grid:
         state, hook = megabatch.gradient_hook(grid, "torus")

@@ -163,7 +163,7 @@ def test_what_does_not_fit_is_repeated_and_what_fits_is_not() -> None:
     found, verdict = summed(exact, parameter, [torch.tensor([0.1]), too_large])
     assert verdict == Verdict.FITS
     assert found.item() == pytest.approx((too_large.item() + 0.1) / 2)
-    assert exact.repeats == 2
+    assert exact.num_repeats == 2
 
 
 def test_a_step_that_is_given_up_leaves_no_trace() -> None:

@@ -142,7 +142,7 @@ def test_closing_after_torch_ended_its_groups_does_no_harm() -> None:
 
 
 def test_the_private_function_of_torch_that_is_replaced_is_there_in_the_versions_allowed() -> None:
-    """`_group_named` replaces `_process_group_name`: a torch that may not have it must not be installed unseen."""
+    """`group_named` replaces `_process_group_name`: a torch that may not have it must not be installed unseen."""
     parameters = inspect.signature(dist.distributed_c10d._process_group_name).parameters
     assert list(parameters) == ["ranks", "use_hashed_name"]
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -20,7 +20,7 @@ from megabatch.comm.calibration import (
     Calibration,
     Choice,
     MeasuredPoint,
-    Prediction,
+    PricedAlgorithm,
     predictions,
     write_calibration_file,
 )
@@ -132,13 +132,13 @@ def _below(**medians: float) -> select._Race:
 
 def test_fewer_take_part_where_time_is_short() -> None:
     ranked = [
-        Prediction(name, 1, seconds, False)
+        PricedAlgorithm(name, 1, seconds, False)
         for name, seconds in (("exchange", 1.0), ("direct", 1.2), ("torus", 1.2), ("hierarchical", 1.5))
     ]
     ranked += [
-        Prediction("backend", 1, 2.0, True),
-        Prediction("ring", 1, 2.1, False),
-        Prediction("halving_doubling", 1, 5.1, False),
+        PricedAlgorithm("backend", 1, 2.0, True),
+        PricedAlgorithm("ring", 1, 2.1, False),
+        PricedAlgorithm("halving_doubling", 1, 5.1, False),
     ]
 
     def names(share: float, left: float, below: select._Race | None = None) -> list[str]:

@@ -186,9 +186,9 @@ assert (out == reference(content, (1, 2, 31, 29), True, (9, 9))).all()
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_a_library_that_is_not_libjpeg_is_declined(tmp_path: Path, helper: Native) -> None:
+def test_a_library_that_is_not_libjpeg_is_declined(helper: Native) -> None:
     with pytest.raises(OSError, match="is not a libjpeg"):
-        Native(build(Path(package.__file__).with_name("crop.c"), tmp_path), "libm.so.6")
+        Native(build(Path(package.__file__).with_name("crop.c")), "libm.so.6")
     assert find_libjpeg()
 
 

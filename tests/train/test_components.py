@@ -13,11 +13,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import megabatch
-from megabatch.errors import ConfigError
 from megabatch.model.norm import GhostStatistics
 from megabatch.model.registry import build_model
 from megabatch.recipes import load_config
-from megabatch.train.components import Normaliser, _no_buffer_sync, choose_kernels
+from megabatch.train.components import choose_kernels, no_buffer_sync
 from megabatch.train.describe import describe_kernels
 from tests.ranks import run_ranks
 from tests.system.runs import small_config
@@ -40,11 +39,6 @@ def train_twice(rank: int, folder: str) -> list[tuple[int, int]]:
 def test_runs_in_a_group_that_is_there_leave_no_groups_and_no_threads_behind(tmp_path: Path) -> None:
     for found in run_ranks(2, train_twice, str(tmp_path)):
         assert found == [(1, 0)] * 3
-
-
-def test_means_must_fit_the_channels_of_the_images() -> None:
-    with pytest.raises(ConfigError, match=r"data\.mean has 2 values but images have 3 channels"):
-        Normaliser(small_config("data.mean=[0.5, 0.5]", "data.std=[0.5, 0.5]"), 3, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("sums", ["exact", "float"])
@@ -78,7 +72,7 @@ def losses_compiled(rank: int, compiled: bool) -> tuple[list[float], int]:
     network = build_model("resnet8", num_classes=10, in_channels=1, width=64)
     statistics = GhostStatistics(network, momentum=0.1)
     module: Any = torch.compile(network, backend=count) if compiled else network
-    ddp = DistributedDataParallel(module, bucket_cap_mb=1.0, gradient_as_bucket_view=True, **_no_buffer_sync())
+    ddp = DistributedDataParallel(module, bucket_cap_mb=1.0, gradient_as_bucket_view=True, **no_buffer_sync())
     optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
     found = []
     for step in range(4):

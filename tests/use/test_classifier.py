@@ -15,11 +15,11 @@ from megabatch.config import Config
 from megabatch.data.batches import assemble_evaluation
 from megabatch.data.folder import FolderImages
 from megabatch.errors import CheckpointError, DataError
+from megabatch.model.normaliser import normaliser_of
 from megabatch.model.registry import build_model
 from megabatch.model.weights import weights_bytes
 from megabatch.recipes import load_config
 from megabatch.train.card import card_of, write_model
-from megabatch.train.components import Normaliser
 from megabatch.train.evaluate import evaluate
 from megabatch.use.classifier import Classifier, image_files, load, predict
 from tests.data.images import encoded, photograph
@@ -56,7 +56,7 @@ def test_predict_is_what_evaluate_counts(tmp_path: Path) -> None:
     root = make_set(tmp_path / "photos")
     config, network = make_model(tmp_path / "run", root)
     source = FolderImages(root, "val")
-    normalise = Normaliser(config, 3, torch.device("cpu"))
+    normalise = normaliser_of(config, 3, torch.device("cpu"))
     files = [Path(source.name_of(index)) for index in range(len(source))]
     found = list(predict(load(tmp_path / "run"), files))
     assert [one.file for one in found] == files
