@@ -108,6 +108,7 @@ WITHOUT_A_SOURCE_FILE = {
     "tests/accelerator/test_accelerator.py": "its sources are all that a step runs through",
     "tests/test_conftest.py": "tests the tests' own scheduling",
     "tests/test_repo.py": "it is about the repository",
+    "tests/test_unpickling.py": "it is about the whole package",
     "tests/test_ranks.py": "its source is tests/ranks.py",
     "tests/test_cli.py": "its sources are all verbs of megabatch/cli",
     "tests/recipes/test_codreanu2017.py": "its sources are the recipes codreanu2017*.toml",
@@ -347,54 +348,6 @@ def test_no_file_speaks_of_the_machine_it_was_written_on() -> None:
         content = (ROOT / path).read_bytes()
         found += [f"{path}: {place}" for place in places if place.encode() in content]
     assert found == []
-
-
-UNPICKLING = {
-    *("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list"),
-    *("send_object_list", "recv_object_list", "Unpickler"),
-}
-# Pipes between a process and the child it has started; nobody else can write into them.
-MAY_UNPICKLE = {"megabatch/data/loader_process.py"}
-
-
-def unpickles(source: str) -> set[str]:
-    """Calls in a source that run code found in what they read."""
-    found = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Attribute | ast.Name):
-            name = node.attr if isinstance(node, ast.Attribute) else node.id
-            found |= {name} & UNPICKLING
-        if isinstance(node, ast.ImportFrom):
-            found |= {alias.name for alias in node.names} & (
-                UNPICKLING | ({"load", "loads"} if node.module == "pickle" else set())
-            )
-        if isinstance(node, ast.Call):
-            call, keywords = ast.unparse(node.func), {word.arg: ast.unparse(word.value) for word in node.keywords}
-            if call in ("pickle.load", "pickle.loads"):
-                found.add(call)
-            if call == "torch.load" and keywords.get("weights_only") != "True":
-                found.add(call)
-            if call.endswith("np.load") and keywords.get("allow_pickle", "False") != "False":
-                found.add(call)
-    return found
-
-
-def test_nothing_that_comes_from_elsewhere_is_unpickled() -> None:
-    sources = {str(path): (ROOT / path).read_text(encoding="utf-8") for path in python_files("megabatch")}
-    assert {path for path, source in sources.items() if unpickles(source)} == MAY_UNPICKLE
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        *("dist.all_gather_object(a, b)", "from torch.distributed import broadcast_object_list", "torch.load(file)"),
-        *("torch.load(file, weights_only=False)", "pickle.loads(data)", "from pickle import loads"),
-        *("np.load(file, allow_pickle=True)", "pickle.Unpickler(file).load()"),
-    ],
-)
-def test_unpickling_is_seen(source: str) -> None:
-    assert unpickles(source)
-    assert not unpickles("torch.load(file, weights_only=True); json.loads(data); np.load(file)")
 
 
 def test_sources_are_ascii() -> None:
