@@ -80,7 +80,7 @@ def _work(request: TrainRequest) -> int:
     from megabatch.train.components import set_threads
     from megabatch.train.elastic import ElasticRun, LeftRunError
     from megabatch.train.metrics import say_result
-    from megabatch.train.step import warm_up_pass
+    from megabatch.train.passes import warm_up_pass
     from megabatch.train.trainer import Trainer
     from megabatch.workers.stop import StopRequest
 

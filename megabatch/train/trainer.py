@@ -43,6 +43,7 @@ from megabatch.train.elastic import ElasticRun, LeftRunError
 from megabatch.train.evaluate import Evaluation, Evaluator
 from megabatch.train.feed import Feeds
 from megabatch.train.metrics import Stopwatch, gather_ranks, row_of, summary_of, write_page
+from megabatch.train.passes import warm_up_pass
 from megabatch.train.phases import (
     Ending,
     TrainingPhase,
@@ -61,7 +62,7 @@ from megabatch.train.progress import Progress
 from megabatch.train.run_dir import changes_on_resume, hold, member_file, write_member
 from megabatch.train.run_writer import RunWriter
 from megabatch.train.state import MadeStep, Member, RunState, restore, take_state, whole_state
-from megabatch.train.step import StartedStep, StepResult, start_step, warm_up_pass
+from megabatch.train.step import StartedStep, StepResult, start_step
 from megabatch.workers.stop import StopRequest
 from megabatch.workers.world import World, raise_everywhere
 
