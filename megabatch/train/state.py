@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from megabatch.comm.messages import broadcast_bytes
-from megabatch.errors import CheckpointError, MegabatchError, TrainingError
+from megabatch.errors import CheckpointError, TrainingError
 from megabatch.schedule.batch import Step
 from megabatch.schedule.clock import Clock
 from megabatch.train.branch import TrainingState
 from megabatch.train.checkpoint import check_fits, decode, link_best, newest_whole, refusing_damage
 from megabatch.train.components import Components
-from megabatch.workers.world import raise_everywhere
+from megabatch.workers.world import on_main_rank
 
 
 @dataclass(frozen=True)
@@ -193,13 +193,6 @@ def restore(
 
 
 def _broadcast_state(components: Components, folder: Path, say: Callable[[str], None]) -> dict[str, Any] | None:
-    data: bytes | None = None
-    problem: MegabatchError | None = None
-    if components.world.is_main:
-        try:
-            data = newest_whole(folder / "checkpoints", say)
-        except MegabatchError as error:
-            problem = error
-    raise_everywhere(problem)
+    data = on_main_rank(components.world.is_main, lambda: newest_whole(folder / "checkpoints", say))
     data = broadcast_bytes(data)
     return decode(data, str(folder)) if data else None

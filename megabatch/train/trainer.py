@@ -21,7 +21,6 @@ import torch
 from megabatch.comm.failures import is_lost_contact
 from megabatch.comm.shape import GridShape
 from megabatch.config import Config
-from megabatch.errors import MegabatchError
 from megabatch.files import write_atomically, write_json
 from megabatch.model.weights import weights_bytes
 from megabatch.optim.build import schedule_optimizer
@@ -64,7 +63,7 @@ from megabatch.train.run_writer import RunWriter
 from megabatch.train.state import MadeStep, Member, RunState, restore, take_state, whole_state
 from megabatch.train.step import StartedStep, StepResult, start_step
 from megabatch.workers.stop import StopRequest
-from megabatch.workers.world import World, raise_everywhere
+from megabatch.workers.world import World, on_main_rank
 
 T = TypeVar("T")
 Started = tuple[Step, dict[str, float], StartedStep]  # with what was scheduled for it
@@ -264,21 +263,7 @@ class Trainer:
         """Take the run folder, say what will be done, and restore a run that is resumed; every rank must call it."""
         config, components, say = self.config, self.components, self.progress.say
         environment = describe_environment(self.world, self.grid, self.device)
-        problem: MegabatchError | None = None
-        if self.world.is_main:
-            channels, image_size = components.train_source.channels, config.data.image_size
-            environment |= describe_gradients(components.network, channels, image_size)
-            environment["data"] = describe_data(components.train_source, components.val_source)
-            try:
-                for line in changes_on_resume(self.folder, config, environment) if self.resume else []:
-                    say(line)
-                stack.enter_context(hold(self.folder, config, self.resume))
-                write_json(self.folder / "environment.json", environment)
-                if self.plan:
-                    write_atomically(self.folder / "plan.json", self.plan)
-            except MegabatchError as error:
-                problem = error
-        raise_everywhere(problem)
+        on_main_rank(self.world.is_main, lambda: self._take_folder(stack, environment))
         lines = derived_lines(config, self.state.clock, self.world.size, self.grid, components.network)
         lines = [image_line(config, components.train_source, components.val_source), *lines]
         for line in [*lines, *components.notes, *(components.hook.explanation if components.hook else [])]:
@@ -289,6 +274,19 @@ class Trainer:
         self.hosts = environment["hosts"]
         if self.world.is_main:
             self.writer.open(stack, metrics_bytes)
+
+    def _take_folder(self, stack: ExitStack, environment: dict[str, Any]) -> None:
+        """Hold the run folder, on the main rank, and write down there what is trained, and where."""
+        config, components = self.config, self.components
+        channels, image_size = components.train_source.channels, config.data.image_size
+        environment = environment | describe_gradients(components.network, channels, image_size)
+        environment["data"] = describe_data(components.train_source, components.val_source)
+        for line in changes_on_resume(self.folder, config, environment) if self.resume else []:
+            self.progress.say(line)
+        stack.enter_context(hold(self.folder, config, self.resume))
+        write_json(self.folder / "environment.json", environment)
+        if self.plan:
+            write_atomically(self.folder / "plan.json", self.plan)
 
     def enter_world(self, world: World, grid: GridShape, names: tuple[str, ...], hosts: list[str]) -> None:
         """Go on in another world of an elastic run, whose gradients already travel there."""
