@@ -31,7 +31,6 @@ from megabatch.config import Config
 from megabatch.errors import LaunchError, MegabatchError
 from megabatch.files import append_line
 from megabatch.machine import host_name
-from megabatch.train.branch import TrainingState
 from megabatch.train.components import Components
 from megabatch.train.progress import Progress
 from megabatch.train.request import Elastic
@@ -65,10 +64,8 @@ class Participant(Protocol):
     world: World
     grid: GridShape
     workers: tuple[str, ...]  # names of those who take part; nobody before the first world
-    trunk_state: TrainingState | None
     is_concluding: bool
 
-    def how_far(self) -> int: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, saved: dict[str, Any]) -> None: ...
     def enter_world(self, world: World, grid: GridShape, names: tuple[str, ...], hosts: list[str]) -> None: ...
@@ -146,10 +143,10 @@ class ElasticRun:
     def _ask(self, trainer: Participant) -> Roster:
         """Who takes part now; when too few do for too long, a checkpoint is written, and the run ends."""
         try:
-            return self._membership.ask(trainer.how_far() if trainer.workers else NEWCOMER)
+            return self._membership.ask(trainer.state.how_far if trainer.workers else NEWCOMER)
         except TooFewWorkersError:
             if trainer.workers:  # not a newcomer, which has nothing to save
-                trainer.writer.save_last(self._stack, trainer.trunk_state)
+                trainer.writer.save_last(self._stack)
             raise
 
     def _move(self, trainer: Participant, roster: Roster | None) -> Roster:
@@ -192,7 +189,7 @@ class ElasticRun:
 
     def _lead(self, trainer: Participant, roster: Roster, before: tuple[str, ...], seconds: float) -> None:
         """As the main rank: take the run folder over; say and write down who came and who went."""
-        trainer.writer.take_over(self._stack, trainer.trunk_state)
+        trainer.writer.take_over(self._stack)
         lost = [name for name in before if name not in roster.names]
         joined = [name for name in roster.names if name not in before]
         entry: dict[str, Any] = {

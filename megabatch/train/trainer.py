@@ -28,7 +28,7 @@ from megabatch.optim.groups import clear_state
 from megabatch.schedule.batch import Step
 from megabatch.schedule.clock import Clock
 from megabatch.train.audit import weights_digest
-from megabatch.train.branch import TrainingState, copied
+from megabatch.train.branch import copied
 from megabatch.train.card import card_of, write_model
 from megabatch.train.components import build_components
 from megabatch.train.describe import (
@@ -68,8 +68,6 @@ from megabatch.workers.world import World, on_main_rank
 T = TypeVar("T")
 Started = tuple[Step, dict[str, float], StartedStep]  # with what was scheduled for it
 
-_MAX_MEMBERS = 1_000_000  # of an ensemble
-
 
 class Trainer:
     """Trains to the end of the recipe, to `train.max_steps` or to a stop signal.
@@ -105,11 +103,9 @@ class Trainer:
         self.state = RunState(start_clock(config, self.phases[0], num_images))
         self.planned_samples = planned_samples(config, num_images)
         self.writer = RunWriter(folder, self.components, self.state, self.progress.say)
-        self.made: MadeStep | None = None  # the newest step, until it is finished
         self.elastic = elastic  # for a run whose workers come and go
         self.hosts: list[str] = []  # by rank
         self.workers: tuple[str, ...] = ()  # names of those who take part in an elastic run
-        self.trunk_state: TrainingState | None = None  # what the branch that is going on returns to
         self._result: Evaluation | None = None  # of the model that the run leaves behind
         self.is_concluding = False
         self._began = 0.0
@@ -162,8 +158,8 @@ class Trainer:
         config, components, state = self.config, self.components, self.state
         if state.phase != phase.number:
             return Ending.OVER  # a rank that was further has shared its state
-        if self.made is not None:  # with others than those who are there now
-            self._finish_step(phase, self.made)
+        if state.made is not None:  # with others than those who are there now
+            self._finish_step(phase, state.made)
         control = control_of(config, phase, state.clock, self.world.rank, self.world.size, components.adaptive)
         loader = self.feeds.open_loader(phase, control, state.past_epochs, self.device)
         steps: deque[Started] = deque()  # not yet read
@@ -216,16 +212,15 @@ class Trainer:
         """Count a step that has been made, and finish it; how the phase ends when it does."""
         state, adaptive = self.state, self.components.adaptive
         stop_now = result.stop_wanted and is_newest  # else after the step that has been started: it says so too
-        self.made = MadeStep(state.clock, scheduled, result.columns, step.is_last, stop_now)
-        state.count_step(step, result.step_seconds, result.applied)
+        made = state.count_step(step, scheduled, result.columns, stop_wanted=stop_now)
         if adaptive and not phase.is_branch:
             adaptive.observe(state.clock.epoch, result.noise_average)
         self.evaluator.weights_changed()
-        self._finish_step(phase, self.made)
+        self._finish_step(phase, made)
         if stop_now:
             return Ending.STOPPED
         if self._leaves():
-            self.writer.save(self.trunk_state)
+            self.writer.save()
             raise LeftRunError(f"left the run after step {state.clock.steps}; the others go on")
         if self.elastic is not None and result.ask_wanted and self.elastic.has_changed(self):
             return Ending.AGAIN
@@ -256,8 +251,8 @@ class Trainer:
         # The best weights so far are good ones, and `best` must not name a file that is not there.
         if save_now and (made.columns["applied"] or made.stop_wanted or is_best):
             self.evaluator.publish(phase, self.state.clock.samples)
-            self.writer.save(self.trunk_state)
-        self.made = None
+            self.writer.save()
+        state.finish_step()
 
     def _open(self, stack: ExitStack) -> None:
         """Take the run folder, say what will be done, and restore a run that is resumed; every rank must call it."""
@@ -270,7 +265,7 @@ class Trainer:
             say(line)
         metrics_bytes = 0
         if self.resume:
-            metrics_bytes, self.trunk_state = restore(components, self.state, self.folder, say)
+            metrics_bytes = restore(components, self.state, self.folder, say)
         self.hosts = environment["hosts"]
         if self.world.is_main:
             self.writer.open(stack, metrics_bytes)
@@ -296,22 +291,15 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that another worker needs to go on from here."""
-        made = asdict(self.made) if self.made else None
+        made = asdict(self.state.made) if self.state.made else None
         of_run = {"made": made, "rows": self.writer.rows, "workers": list(self.workers)}
-        return whole_state(self.components, self.state, self.trunk_state) | of_run
+        return whole_state(self.components, self.state) | of_run
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Go on from where another worker is."""
         take_state(self.components, self.state, saved)
-        made = saved["made"]
-        self.made = MadeStep(**{**made, "before": Clock(**made["before"])}) if made else None
-        self.trunk_state = saved["trunk"]
         self.writer.replace_rows(saved["rows"])
         self.workers = tuple(saved["workers"])
-
-    def how_far(self) -> int:
-        """How far this worker's state is, as one number: steps, then whether the last is finished, then members."""
-        return (self.state.clock.steps * 2 + (self.made is None)) * _MAX_MEMBERS + len(self.state.members)
 
     def _conclude(self, ending: Ending) -> dict[str, Any]:
         """Write what the run leaves behind, and return its summary; every rank must call it."""
@@ -343,17 +331,18 @@ class Trainer:
                 clear_state(components.optimizer)
             yield phase
             return
-        with components.trained.branch(reset_momentum=phase.reset_momentum, trunk=self.trunk_state) as trunk_state:
-            self.trunk_state = trunk_state
+        with components.trained.branch(reset_momentum=phase.reset_momentum, trunk=state.trunk) as trunk:
             if state.trunk_clock is None:
-                state.leave_trunk(start_clock(self.config, phase, len(components.train_source), state.clock.steps))
+                clock = start_clock(self.config, phase, len(components.train_source), state.clock.steps)
+                state.leave_trunk(clock, trunk)
             assert state.trunk_clock is not None
             measured = components.adaptive.at(components.adaptive.observed) if components.adaptive else None
             yield resolved(phase, self.config, state.trunk_clock, measured)
             is_behind = state.phase != phase.number  # a rank that was further has shared its state: stay there
             if is_behind:
-                trunk_state.update(copied(components.trained.state_dict()))
-        self.trunk_state = self.trunk_state if is_behind else None
+                trunk.update(copied(components.trained.state_dict()))
+        if not is_behind:
+            state.forget_trunk()
         self.evaluator.weights_changed()
 
     def _finish_member(self, phase: TrainingPhase) -> None:
