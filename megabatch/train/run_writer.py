@@ -44,11 +44,6 @@ class RunWriter:
         self._checkpoints.__exit__(*error)
 
     @property
-    def is_open(self) -> bool:
-        """Whether this rank is the one that writes."""
-        return self._log is not None
-
-    @property
     def rows(self) -> list[dict[str, Any]]:
         """The newest rows, for the next main rank."""
         return list(self._rows)
