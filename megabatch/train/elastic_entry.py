@@ -6,6 +6,7 @@ import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from megabatch.comm.shape import near_square
 from megabatch.errors import ConfigError, LaunchError
@@ -91,17 +92,8 @@ def _work(request: TrainRequest) -> int:
     run = ElasticRun(elastic, token, request.grid)
     with StopRequest().listening() as stop:
         with join(ALONE, "gloo", config.comm.timeout_seconds):
-            trainer = Trainer(
-                config,
-                here,
-                device,
-                folder,
-                near_square(1),
-                stop,
-                resume=request.resume,
-                plan=request.plan,
-                elastic=run,
-            )
+            options: dict[str, Any] = {"resume": request.resume, "plan": request.plan, "elastic": run}
+            trainer = Trainer(config, here, device, folder, near_square(1), stop, **options)
         try:
             summary = trainer.run()
         except LeftRunError as left:

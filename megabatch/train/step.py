@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from megabatch.comm.exact import ExactSums
 from megabatch.comm.noise_scale import NoiseScale
 from megabatch.comm.transfer import Reading, upload
 from megabatch.data.loader import Ghost
@@ -129,8 +128,7 @@ class StartedStep:
         """What the step did; waits until it is done."""
         by_ghost, sums = self._totals.read()
         components, step, noise_scale = self._components, self._step, self._noise_scale
-        if sums["left_out"]:
-            assert components.exact is not None
+        if components.exact is not None and sums["left_out"]:
             self.drop()
             components.exact.again()
             return None
@@ -181,8 +179,9 @@ def start_step(
     is_late = components.decides_on_device and not audit_is_due(components.config, step)
     is_late_sum = is_late and exact is not None and exact.has_shifts
     loss_scale = _loss_scale(components)
-    attempts = _attempts(exact, step.num_ghosts, loss_scale, is_late=is_late_sum)
-    by_ghost = _pass_until_it_fits(components, step, ghosts, seed, watch, attempts, measure_noise)
+    by_ghost = _pass_until_it_fits(
+        components, step, ghosts, seed, watch, loss_scale, is_late=is_late_sum, measure_noise=measure_noise
+    )
     if by_ghost is None:
         return None
 
@@ -228,27 +227,27 @@ def start_step(
     return StartedStep(components, step, totals, watch, began, exposed_seconds, noise_scale if measure_noise else None)
 
 
-def _attempts(exact: ExactSums | None, num_ghosts: int, loss_scale: float | Tensor, *, is_late: bool) -> Iterable[int]:
-    """A step's passes are made once, or with exact sums as often as the host finds that they did not fit."""
-    if exact is None:
-        return (0,)
-    if is_late:
-        exact.begin_step(num_ghosts, loss_scale)
-        return (0,)
-    return exact.attempts(num_ghosts, loss_scale, commit=False)
-
-
 def _pass_until_it_fits(
     components: Components,
     step: Step,
     ghosts: Iterable[Ghost],
     seed: int,
     watch: Stopwatch,
-    attempts: Iterable[int],
+    loss_scale: float | Tensor,
+    *,
+    is_late: bool,
     measure_noise: bool,
 ) -> Tensor | None:
-    """The passes of a step, and its audit when one is due; None when they must be made again and ghosts are no list."""
+    """The passes of a step, as often as the host finds that exact sums did not fit, and its audit when one is due.
+
+    None: they must be made again, and ghosts are no list. is_late: the host will not know yet, so they are made once.
+    """
     exact, noise_scale = components.exact, components.noise_scale
+    attempts: Iterable[int] = (0,)
+    if exact is not None and is_late:
+        exact.begin_step(step.num_ghosts, loss_scale)
+    elif exact is not None:
+        attempts = exact.attempts(step.num_ghosts, loss_scale, commit=False)
     for attempt in attempts:
         if attempt > 0:
             components.statistics.forget_step()
