@@ -68,7 +68,8 @@ def measure(rank: int, workers: int, name: str, algorithm: str, rounds: int, rep
     from megabatch.schedule.control import BatchControl
     from megabatch.train.components import build_components
     from megabatch.train.metrics import Stopwatch
-    from megabatch.train.step import train_step, warm_up_pass
+    from megabatch.train.passes import warm_up_pass
+    from megabatch.train.step import start_step
     from megabatch.workers.world import World
 
     dist.init_process_group("gloo", timeout=timedelta(seconds=600))
@@ -98,7 +99,9 @@ def measure(rank: int, workers: int, name: str, algorithm: str, rounds: int, rep
             step = next(steps)
             ghosts = [Ghost(images, labels, positions.start // size, idle=False) for positions in step.ghosts]
             schedule_optimizer(components.optimizer, config.optimizer, step.epoch, step=step)
-            train_step(components, step, ghosts, 0, watch)  # again by itself where a sum does not fit
+            started = start_step(components, step, ghosts, 0, watch)  # again by itself where a sum does not fit
+            assert started is not None
+            started.result()
 
         return one_step
 

@@ -121,6 +121,12 @@ def scheduled_at(settings: OptimizerConfig, epoch: float) -> dict[str, float]:
     }
 
 
+def prepare_step(optimizer: torch.optim.Optimizer) -> None:
+    """What an optimizer needs all ranks for, before the step that it makes next; every rank must call it."""
+    if isinstance(optimizer, Shampoo):
+        optimizer.gather_roots()
+
+
 def schedule_optimizer(
     optimizer: torch.optim.Optimizer,
     settings: OptimizerConfig,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,12 +16,11 @@ from megabatch.comm.calibration import Choice
 from megabatch.comm.exact import ExactSums
 from megabatch.comm.grid import ProcessGrid
 from megabatch.comm.hook import ExposedTimeHook, GradientHook, gradient_hook
-from megabatch.comm.messages import broadcast
 from megabatch.comm.noise_scale import NoiseScale
 from megabatch.comm.shape import GridShape
 from megabatch.config import Config
 from megabatch.data.sources import Source
-from megabatch.errors import CommunicationError, ConfigError, LaunchError
+from megabatch.errors import ConfigError
 from megabatch.machine import usable_cores
 from megabatch.model.average import WeightAverage
 from megabatch.model.norm import GhostStatistics
@@ -51,7 +50,8 @@ class Components:
     """
 
     config: Config
-    world: World
+    world: World  # the present one, in an elastic run
+    shape: GridShape  # of the grid in it
     device: torch.device
     train_source: Source
     val_source: Source
@@ -68,7 +68,7 @@ class Components:
     statistics: GhostStatistics
     graphs: PassGraphs | None  # of passes, where they are captured
     adaptive: AdaptiveBatch | None  # grows the batch by the noise scale
-    is_elastic: bool = False  # workers come and go
+    is_elastic: bool  # workers come and go
     notes: tuple[str, ...] = ()  # to be said when the run begins
     choices: tuple[Choice, ...] = ()  # of "auto", for the worlds that follow in an elastic run
 
@@ -113,41 +113,6 @@ class Components:
         """See `autocast_of`."""
         return autocast_of(self.config, self.device)
 
-    def connect(self, world: World, shape: GridShape, timeout_seconds: float) -> None:
-        """Send gradients over the world of the moment from now on; DDP and everything else stay as they are."""
-        comm = self.config.comm
-        try:
-            grid = ProcessGrid.build(
-                shape,
-                timeout_seconds=timeout_seconds,
-                check_consistency=False,
-                name="elastic",
-                shared_memory=comm.shared_memory,
-            )
-        except LaunchError as error:
-            raise CommunicationError(str(error)) from None
-        grid.asks_who_is_missing = False
-        algorithm = comm.algorithm if world.size > 1 else "backend"
-        if algorithm == "auto":  # raced once: whoever comes takes what the senior worker has chosen
-            grid.choices = tuple(
-                Choice(**one) for one in broadcast([asdict(one) for one in self.choices], list[dict[str, Any]])
-            )
-        self.hook, hook = gradient_hook(grid, algorithm, exact=self.exact or False, say=None)
-        self.choices = grid.choices or self.choices
-        self.exposed.use(hook, self.hook)
-        self.world = world
-
-    def disconnect(self) -> None:
-        """Let go of a world that is no more, whatever is under way there, and of the step that was not finished."""
-        if self.hook is not None:
-            self.hook.grid.hang_up()
-            self.hook.close()
-            self.hook.grid.close()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.statistics.forget_step()
-        if self.exact is not None:
-            self.exact.rollback()
-
     def close(self) -> None:
         """Give back the threads and process groups that gradients use; the network stays as it is."""
         del self.ddp  # it holds the default process group
@@ -156,7 +121,9 @@ class Components:
             self.hook.grid.close()
 
 
-def build_components(config: Config, world: World, shape: GridShape, device: torch.device) -> Components:
+def build_components(
+    config: Config, world: World, shape: GridShape, device: torch.device, *, is_elastic: bool = False
+) -> Components:
     """Build everything on a rank that has already joined its world."""
     if config.train.cuda_graph:
         check_can_capture(device, world.size)
@@ -192,6 +159,7 @@ def build_components(config: Config, world: World, shape: GridShape, device: tor
     return Components(
         config=config,
         world=world,
+        shape=shape,
         device=device,
         train_source=train_source,
         val_source=val_source,
@@ -208,6 +176,7 @@ def build_components(config: Config, world: World, shape: GridShape, device: tor
         statistics=statistics,
         graphs=PassGraphs(list(network.parameters()), device) if config.train.cuda_graph else None,
         adaptive=_adaptive_batch(config),
+        is_elastic=is_elastic,
         notes=tuple(notes),
     )
 

@@ -1,8 +1,8 @@
 """An elastic run on one worker: how the trainer changes worlds, and goes on.
 
-The trainer calls `begin` once, `has_changed` now and then after a step, and `meet_again` when another worker is lost.
-Each ends with a new world, and with every worker in the state of the one that was furthest ahead. A step that was not
-finished everywhere is made again by those who are there, to the same bits.
+The trainer calls `begin` once, `have_changed` after every step, and does `together` what another worker may be lost in.
+Each may end with a new world, and with every worker in the state of the one that was furthest ahead. A step that was
+not finished everywhere is made again by those who are there, to the same bits.
 
 The main rank may be the one that is lost. Then the new main rank takes over the run folder: it appends to
 `metrics.jsonl` the rows that the lost one did not write, and writes a checkpoint.
@@ -16,33 +16,39 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import asdict
+from enum import Enum
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
+from megabatch.comm.calibration import Choice
 from megabatch.comm.failures import is_lost_contact
+from megabatch.comm.grid import ProcessGrid
+from megabatch.comm.hook import gradient_hook
 from megabatch.comm.messages import broadcast
 from megabatch.comm.shape import GridShape, default_shape, parse_grid
-from megabatch.config import Config
-from megabatch.errors import LaunchError, MegabatchError
+from megabatch.errors import CommunicationError, LaunchError, MegabatchError
 from megabatch.files import append_line
 from megabatch.machine import host_name
-from megabatch.train.branch import TrainingState
 from megabatch.train.components import Components
+from megabatch.train.evaluate import Evaluator
 from megabatch.train.progress import Progress
 from megabatch.train.request import Elastic
 from megabatch.train.run_dir import digest_of
 from megabatch.train.run_writer import RunWriter
-from megabatch.train.state import RunState
+from megabatch.train.state import RunState, take_state, whole_state
 from megabatch.workers.local import REPLACES_VARIABLE, STARTED_VARIABLE
 from megabatch.workers.membership import NEWCOMER, Membership, Roster, TooFewWorkersError
 from megabatch.workers.pack import pack, unpack
 from megabatch.workers.stop import StopRequest
 from megabatch.workers.world import World
+
+T = TypeVar("T")
 
 ASK_SECONDS = 0.5
 """A worker that comes takes part after at most so long, and the step that is going on."""
@@ -55,27 +61,49 @@ _TRIES = 20
 class Participant(Protocol):
     """What an elastic run needs of its trainer."""
 
-    config: Config
     folder: Path
     components: Components
     state: RunState
     writer: RunWriter
+    evaluator: Evaluator
     progress: Progress
-    resume: bool
-    world: World
-    grid: GridShape
-    workers: tuple[str, ...]  # names of those who take part; nobody before the first world
-    trunk_state: TrainingState | None
-    is_concluding: bool
-
-    def how_far(self) -> int: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, saved: dict[str, Any]) -> None: ...
-    def enter_world(self, world: World, grid: GridShape, names: tuple[str, ...], hosts: list[str]) -> None: ...
 
 
 class LeftRunError(MegabatchError):
     """This worker was asked to leave, and has."""
+
+
+class Start(Enum):
+    """How a worker begins."""
+
+    NEW = "new"  # with the others, a run
+    RESUMED = "resumed"  # with the others, from the newest checkpoint
+    JOINED = "joined"  # among others whose run goes on, and it has their state already
+
+
+class FixedWorkers:
+    """The same workers from beginning to end: the calls of `ElasticRun`, and nothing to do in them."""
+
+    def __init__(self, rank: int) -> None:
+        self.name = str(rank)
+
+    def begin(self, trainer: Participant, stack: ExitStack, *, resume: bool) -> Start:
+        return Start.RESUMED if resume else Start.NEW
+
+    def together(self, action: Callable[[], T]) -> T:
+        return action()
+
+    def wants_to_ask(self) -> bool:
+        return False
+
+    def leaves(self, stop: StopRequest) -> bool:
+        return False
+
+    def have_changed(self, stop: StopRequest, ask_wanted: bool) -> bool:
+        return False
+
+    def concluding(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 class ElasticRun:
@@ -87,12 +115,15 @@ class ElasticRun:
     def __init__(self, elastic: Elastic, token: bytes, grid: str | None = None) -> None:
         self.name = f"{host_name()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._elastic, self._token, self._grid = elastic, token, grid
+        self._names: tuple[str, ...] = ()  # of those who take part; nobody before the first world
         self._last_ask = 0.0
+        self._is_concluding = False
 
-    def begin(self, trainer: Participant, stack: ExitStack) -> bool:
-        """Meet the others; whether all begin together. Otherwise this worker has the state of a run that goes on."""
-        config, elastic = trainer.config, self._elastic
-        labels = hashlib.sha256(trainer.components.train_source.labels.tobytes()).hexdigest()
+    def begin(self, trainer: Participant, stack: ExitStack, *, resume: bool) -> Start:
+        """Meet the others, and find out whether a run begins or goes on."""
+        self._trainer, self._components, self._stack = trainer, trainer.components, stack
+        config, elastic = self._components.config, self._elastic
+        labels = hashlib.sha256(self._components.train_source.labels.tobytes()).hexdigest()
         versions = f"megabatch {version('megabatch')}, torch {torch.__version__}, {torch.get_num_threads()} threads"
         self._membership = Membership(
             self.name,
@@ -107,92 +138,127 @@ class ElasticRun:
             hang_seconds=config.comm.hang_seconds,
             way=elastic.way,
         )
-        self._stack = stack
         stack.callback(self._membership.close)
-        roster = self._move(trainer, None)
-        if roster.is_beginning:
-            # All workers may have died, and others have taken their places: the run goes on from its checkpoint.
-            in_place_of_others = REPLACES_VARIABLE in os.environ and (trainer.folder / "config.toml").is_file()
-            trainer.resume = broadcast(trainer.resume or in_place_of_others, bool)
-        return roster.is_beginning
+        if not self._move(None).is_beginning:
+            return Start.JOINED
+        # All workers may have died, and others have taken their places: the run goes on from its checkpoint.
+        in_place_of_others = REPLACES_VARIABLE in os.environ and (trainer.folder / "config.toml").is_file()
+        return Start.RESUMED if broadcast(resume or in_place_of_others, bool) else Start.NEW
 
-    def wants_to_ask(self, world: World) -> bool:
+    def together(self, action: Callable[[], T]) -> T:
+        """Do what needs every worker; when another is lost on the way, again, with those who are left."""
+        while True:
+            try:
+                return action()
+            except Exception as error:
+                if not is_lost_contact(error):
+                    raise
+                self._leave_world()
+                self._move(None)
+
+    def wants_to_ask(self) -> bool:
         """Whether it is time to ask who takes part now; the main rank's clock decides for all."""
-        return world.is_main and time.monotonic() - self._last_ask >= ASK_SECONDS
+        return self._components.world.is_main and time.monotonic() - self._last_ask >= ASK_SECONDS
 
-    def leaves(self, world: World, stop: StopRequest) -> bool:
+    def leaves(self, stop: StopRequest) -> bool:
         """SIGTERM to one worker takes that worker away; to the last one, it stops the run."""
-        return world.size > 1 and stop.signal_name == "SIGTERM"
+        return self._components.world.size > 1 and stop.signal_name == "SIGTERM"
 
-    def has_changed(self, trainer: Participant) -> bool:
-        """Ask who takes part; when others do than before, move to their world. Every rank must call it."""
-        roster = self._ask(trainer)
-        self._last_ask = time.monotonic()
-        if set(roster.names) == set(trainer.workers):
+    def have_changed(self, stop: StopRequest, ask_wanted: bool) -> bool:
+        """After a step, on every worker: whether others take part now than in it; then all have moved to their world.
+
+        Raises:
+            LeftRunError: this worker was asked to leave.
+        """
+        if self.leaves(stop):
+            self._trainer.writer.save()
+            raise LeftRunError(f"left the run after step {self._trainer.state.clock.steps}; the others go on")
+        if not ask_wanted:
             return False
-        self._leave_world(trainer)
-        self._move(trainer, roster)
+        roster = self._ask()
+        self._last_ask = time.monotonic()
+        if set(roster.names) == set(self._names):
+            return False
+        self._leave_world()
+        self._move(roster)
         return True
 
-    def meet_again(self, trainer: Participant) -> None:
-        """Another worker is lost: go on with those who are there."""
-        self._leave_world(trainer)
-        self._move(trainer, None)
+    @contextmanager
+    def concluding(self) -> Iterator[None]:
+        """The run ends in this block. Nobody leaves it early: another may have to write what a lost worker did not."""
+        self._is_concluding = True
+        yield
+        if self._components.world.size > 1:
+            torch.distributed.barrier()
 
-    def _leave_world(self, trainer: Participant) -> None:
-        trainer.components.disconnect()
+    def _leave_world(self) -> None:
+        _disconnect(self._components)
         self._membership.disconnect()
 
-    def _ask(self, trainer: Participant) -> Roster:
+    def _ask(self) -> Roster:
         """Who takes part now; when too few do for too long, a checkpoint is written, and the run ends."""
         try:
-            return self._membership.ask(trainer.how_far() if trainer.workers else NEWCOMER)
+            return self._membership.ask(self._trainer.state.how_far if self._names else NEWCOMER)
         except TooFewWorkersError:
-            if trainer.workers:  # not a newcomer, which has nothing to save
-                trainer.writer.save_last(self._stack, trainer.trunk_state)
+            if self._names:  # not a newcomer, which has nothing to save
+                self._trainer.writer.save_last(self._stack)
             raise
 
-    def _move(self, trainer: Participant, roster: Roster | None) -> Roster:
+    def _move(self, roster: Roster | None) -> Roster:
         """Go on in the world of a roster, or of whoever is there; ends when all are connected and in one state."""
         began = time.monotonic()
         for _ in range(_TRIES):
             try:
                 if roster is None:
-                    with _ending_with_the_run(trainer):
-                        roster = self._ask(trainer)
+                    with self._ending_with_the_run():
+                        roster = self._ask()
                 self._membership.connect(roster)
-                before = self._enter(trainer, roster)
+                before = self._enter(roster)
             except Exception as error:
                 if not is_lost_contact(error):
                     raise
-                self._leave_world(trainer)
+                self._leave_world()
                 roster = None
             else:
-                if not roster.is_beginning and trainer.world.is_main:
-                    self._lead(trainer, roster, before, time.monotonic() - began)
-                elif not trainer.world.is_main:
-                    trainer.writer.hand_over()
+                if not self._components.world.is_main:
+                    self._trainer.writer.hand_over()
+                elif not roster.is_beginning:
+                    self._lead(roster, before, time.monotonic() - began)
                 self._last_ask = time.monotonic()
                 return roster
         raise LaunchError(f"workers met {_TRIES} times and could not connect; look at the network between them")
 
-    def _enter(self, trainer: Participant, roster: Roster) -> tuple[str, ...]:
+    def _enter(self, roster: Roster) -> tuple[str, ...]:
         """Connect, and take the state of the worker that is furthest ahead; returns who took part in its last step."""
         world = roster.world_of(self.name)
         shape = parse_grid(self._grid) if self._grid else None
         if shape is None or shape.world_size != world.size:
             shape, _ = default_shape(roster.hosts)
-        trainer.components.connect(world, shape, self._membership.hang_seconds)
+        _connect(self._components, world, shape, self._membership.hang_seconds)
         self._membership.share(
-            roster, lambda: pack(trainer.state_dict()), lambda content: trainer.load_state_dict(unpack(content))
+            roster, lambda: pack(self._state_dict()), lambda data: self._load_state_dict(unpack(data))
         )
-        before = trainer.workers
-        trainer.enter_world(world, shape, roster.names, roster.hosts)
+        before, self._names = self._names, roster.names
+        self._trainer.evaluator.weights_changed()  # a step that is finished again is evaluated by all or by none
         return before
 
-    def _lead(self, trainer: Participant, roster: Roster, before: tuple[str, ...], seconds: float) -> None:
+    def _state_dict(self) -> dict[str, Any]:
+        """Everything that another worker needs to go on from here."""
+        state = self._trainer.state
+        made = asdict(state.made) if state.made else None
+        of_run = {"made": made, "rows": self._trainer.writer.rows, "workers": list(self._names)}
+        return whole_state(self._components, state) | of_run
+
+    def _load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Go on from where another worker is."""
+        take_state(self._components, self._trainer.state, saved)
+        self._trainer.writer.replace_rows(saved["rows"])
+        self._names = tuple(saved["workers"])
+
+    def _lead(self, roster: Roster, before: tuple[str, ...], seconds: float) -> None:
         """As the main rank: take the run folder over; say and write down who came and who went."""
-        trainer.writer.take_over(self._stack, trainer.trunk_state)
+        trainer = self._trainer
+        trainer.writer.take_over(self._stack)
         lost = [name for name in before if name not in roster.names]
         joined = [name for name in roster.names if name not in before]
         entry: dict[str, Any] = {
@@ -202,7 +268,7 @@ class ElasticRun:
             "lost": lost,
             "joined": joined,
             "seconds": seconds,
-            "grid": trainer.grid.text,
+            "grid": self._components.shape.text,
         }
         append_line(trainer.folder / MEMBERSHIP_FILE, json.dumps(entry))
         told = [f"lost {', '.join(lost)}"] * bool(lost) + [f"joined by {', '.join(joined)}"] * bool(joined)
@@ -211,32 +277,67 @@ class ElasticRun:
             f"workers        {len(roster.seats)} after step {trainer.state.clock.steps}: {what} ({seconds:.2f} s)"
         )
 
+    @contextmanager
+    def _ending_with_the_run(self) -> Iterator[None]:
+        """While the block lasts, end this process when others have finished the run: nobody is left to meet.
 
-@contextmanager
-def _ending_with_the_run(trainer: Participant) -> Iterator[None]:
-    """While the block lasts, end this process when others have finished the run: nobody is left to meet.
+        It may be a worker that comes late, or one that hung while the others went on. A summary that is older than the
+        launcher speaks of an earlier end of the run.
+        """
+        started, met = float(os.environ.get(STARTED_VARIABLE, "inf")), threading.Event()
 
-    It may be a worker that comes late, or one that hung while the others went on. A summary that is older than the
-    launcher speaks of an earlier end of the run.
-    """
-    started, met = float(os.environ.get(STARTED_VARIABLE, "inf")), threading.Event()
+        def end_if_finished() -> None:
+            with suppress(OSError):
+                if (self._trainer.folder / "summary.json").stat().st_mtime > started:
+                    print("the others have finished the run without this worker", flush=True)
+                    os._exit(0)
 
-    def end_if_finished() -> None:
-        with suppress(OSError):
-            if (trainer.folder / "summary.json").stat().st_mtime > started:
-                print("the others have finished the run without this worker", flush=True)
-                os._exit(0)
+        def watch() -> None:
+            while not met.wait(ASK_SECONDS):
+                end_if_finished()
 
-    def watch() -> None:
-        while not met.wait(ASK_SECONDS):
-            end_if_finished()
+        if self._is_concluding:  # then it is this worker's own end, too
+            yield
+            return
+        end_if_finished()
+        threading.Thread(target=watch, daemon=True).start()
+        try:
+            yield
+        finally:
+            met.set()
 
-    if trainer.is_concluding:  # then it is this worker's own end, too
-        yield
-        return
-    end_if_finished()
-    threading.Thread(target=watch, daemon=True).start()
+
+def _connect(components: Components, world: World, shape: GridShape, timeout_seconds: float) -> None:
+    """Send gradients over this world from now on; DDP and everything else stay as they are."""
+    comm = components.config.comm
     try:
-        yield
-    finally:
-        met.set()
+        grid = ProcessGrid.build(
+            shape,
+            timeout_seconds=timeout_seconds,
+            check_consistency=False,
+            name="elastic",
+            shared_memory=comm.shared_memory,
+        )
+    except LaunchError as error:
+        raise CommunicationError(str(error)) from None
+    grid.asks_who_is_missing = False
+    algorithm = comm.algorithm if world.size > 1 else "backend"
+    if algorithm == "auto":  # raced once: whoever comes takes what the senior worker has chosen
+        known = broadcast([asdict(one) for one in components.choices], list[dict[str, Any]])
+        grid.choices = tuple(Choice(**one) for one in known)
+    components.hook, hook = gradient_hook(grid, algorithm, exact=components.exact or False, say=None)
+    components.choices = grid.choices or components.choices
+    components.exposed.use(hook, components.hook)
+    components.world, components.shape = world, shape
+
+
+def _disconnect(components: Components) -> None:
+    """Let go of a world that is no more, whatever is under way there, and of the step that was not finished."""
+    if components.hook is not None:
+        components.hook.grid.hang_up()
+        components.hook.close()
+        components.hook.grid.close()
+    components.optimizer.zero_grad(set_to_none=True)
+    components.statistics.forget_step()
+    if components.exact is not None:
+        components.exact.rollback()

@@ -6,7 +6,6 @@ import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from megabatch.comm.shape import near_square
@@ -80,7 +79,6 @@ def _work(request: TrainRequest) -> int:
     from megabatch.train.components import set_threads
     from megabatch.train.elastic import ElasticRun, LeftRunError
     from megabatch.train.metrics import say_result
-    from megabatch.train.step import warm_up_pass
     from megabatch.train.trainer import Trainer
     from megabatch.workers.stop import StopRequest
 
@@ -92,11 +90,10 @@ def _work(request: TrainRequest) -> int:
     device, _ = choose_device("gloo", ALONE)
     here = replace(ALONE, local_size=elastic.local_workers)
     run = ElasticRun(elastic, token, request.grid)
-    options: dict[str, Any] = {"resume": request.resume, "plan": request.plan, "elastic": run}
     with StopRequest().listening() as stop:
         with join(ALONE, "gloo", config.comm.timeout_seconds):
-            trainer = Trainer(config, here, device, Path(folder), near_square(1), stop, **options)
-            warm_up_pass(trainer.components)
+            options: dict[str, Any] = {"resume": request.resume, "plan": request.plan, "elastic": run}
+            trainer = Trainer(config, here, device, folder, near_square(1), stop, **options)
         try:
             summary = trainer.run()
         except LeftRunError as left:

@@ -23,8 +23,8 @@ from megabatch.workers.world import (
     World,
     choose_device,
     num_accelerators,
+    on_main_rank,
     present_world,
-    raise_everywhere,
     read_world,
 )
 
@@ -155,14 +155,8 @@ def _common_folder(request: TrainRequest, world: World, meeting: Meeting | None)
     """The run folder, the same on every rank: what the main rank was given, else a new one under runs/."""
     from megabatch.comm.messages import broadcast
 
-    chosen, problem = request.output, None
-    if world.is_main and chosen is None:
-        try:
-            chosen = _new_folder(request, meeting)
-        except LaunchError as error:
-            problem = error
-    raise_everywhere(problem)
-    return Path(broadcast(str(chosen.absolute() if chosen else ""), str))
+    chosen = on_main_rank(world.is_main, lambda: (request.output or _new_folder(request, meeting)).absolute())
+    return Path(broadcast(str(chosen), str))
 
 
 def _new_folder(request: TrainRequest, meeting: Meeting | None) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,11 +26,11 @@ class _BarWithText(Bar):
 
 
 class Progress:
-    """Prints only on the main rank; the others call the same methods and stay silent."""
+    """Prints while this rank is the main one; the others call the same methods and stay silent."""
 
-    def __init__(self, is_main: bool, line_every_seconds: float = 5.0) -> None:
+    def __init__(self, is_main: Callable[[], bool], line_every_seconds: float = 5.0) -> None:
         self._console = Console(highlight=False, soft_wrap=True)
-        self.is_main = is_main
+        self._is_main = is_main
         self._line_every_seconds = line_every_seconds
         self._bar: _BarWithText | None = None
         self._task: TaskID | None = None
@@ -40,7 +40,7 @@ class Progress:
 
     def say(self, line: str) -> None:
         """A line that stays."""
-        if self.is_main:
+        if self._is_main():
             self._console.print(line, markup=False)
 
     @contextmanager
@@ -48,7 +48,7 @@ class Progress:
         """Show progress from this point of the run to `end_samples`, until the block ends."""
         self._end_samples = end_samples
         self._began = (time.monotonic(), clock.samples)
-        if self.is_main and self._console.is_terminal:
+        if self._is_main() and self._console.is_terminal:
             self._start_bar(clock)
         try:
             yield
@@ -72,7 +72,7 @@ class Progress:
 
     def show(self, clock: Clock, row: dict[str, Any]) -> None:
         """Show the newest step; evaluated ones get a line of their own."""
-        if not self.is_main:
+        if not self._is_main():
             return
         text = self._describe(row)
         if self._bar is not None and self._task is not None:

@@ -16,7 +16,7 @@ from typing import Any, Self
 from megabatch.files import lock
 from megabatch.report.metrics_log import MetricsLog
 from megabatch.report.run import METRICS_FILE
-from megabatch.train.branch import TrainingState, copied
+from megabatch.train.branch import copied
 from megabatch.train.checkpoint import CheckpointWriter, save_checkpoint
 from megabatch.train.components import Components
 from megabatch.train.loggers import LogContext, Logger, open_loggers
@@ -27,10 +27,7 @@ _LOCK_SECONDS = 10.0
 
 
 class RunWriter:
-    """Writes on the main rank, after `open` or `take_over`; leaving it waits until all checkpoints are on disk.
-
-    `trunk` is, everywhere, what the branch that is going on returns to.
-    """
+    """Writes on the main rank, after `open` or `take_over`; leaving it waits until all checkpoints are on disk."""
 
     def __init__(self, folder: Path, components: Components, state: RunState, say: Callable[[str], None]) -> None:
         self._folder, self._components, self._state, self._say = folder, components, state, say
@@ -46,11 +43,6 @@ class RunWriter:
 
     def __exit__(self, *error: Any) -> None:
         self._checkpoints.__exit__(*error)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether this rank is the one that writes."""
-        return self._log is not None
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -75,12 +67,12 @@ class RunWriter:
         self._record(row)
         self._checkpoints.check()
 
-    def save(self, trunk: TrainingState | None) -> None:
+    def save(self) -> None:
         """Begin to write a checkpoint, on the main rank; without talking to the others."""
         if self._log is not None:
-            self._save(trunk, self._log.num_bytes, is_best=self._state.best_step == self._state.clock.steps)
+            self._save(self._log.num_bytes, is_best=self._state.best_step == self._state.clock.steps)
 
-    def take_over(self, stack: ExitStack, trunk: TrainingState | None) -> None:
+    def take_over(self, stack: ExitStack) -> None:
         """As the main rank of a new world: write down what the one before did not, and a checkpoint.
 
         The one before may be this rank itself. It cannot know: it may have hung, while another led and wrote.
@@ -95,7 +87,7 @@ class RunWriter:
         for row in self._rows:
             if row["step"] > last_step:
                 self._record(row)
-        self.save(trunk)
+        self.save()
 
     def hand_over(self) -> None:
         """Another rank is the main one now, and writes."""
@@ -107,18 +99,18 @@ class RunWriter:
             logger.close()
         self._loggers = []
 
-    def save_last(self, stack: ExitStack, trunk: TrainingState | None) -> None:
+    def save_last(self, stack: ExitStack) -> None:
         """Leave rows and a checkpoint behind. The main rank may be gone: then whoever is left does, one by one."""
         if self._log is not None:
-            self.save(trunk)
+            self.save()
         else:
             stack.enter_context(lock(self._folder / ".lock", _LOCK_SECONDS))  # a main rank that hangs may hold it
             steps = self._state.clock.steps
             keep_bytes, last_step = whole_rows(self._path, steps)
             if last_step < steps:
-                self.take_over(stack, trunk)
+                self.take_over(stack)
             else:  # rows of later steps, which another may have left with its checkpoint, stay
-                self._save(trunk, keep_bytes, is_best=False)
+                self._save(keep_bytes, is_best=False)
         self.flush()
 
     def flush(self) -> None:
@@ -137,9 +129,9 @@ class RunWriter:
         for logger in self._loggers:
             logger.row(row)
 
-    def _save(self, trunk: TrainingState | None, metrics_bytes: int, *, is_best: bool) -> None:
+    def _save(self, metrics_bytes: int, *, is_best: bool) -> None:
         """Copy the state as it is now; the checkpoint is made of it in the background."""
-        saved = copied(whole_state(self._components, self._state, trunk) | {"metrics_bytes": metrics_bytes})
+        saved = copied(whole_state(self._components, self._state) | {"metrics_bytes": metrics_bytes})
         steps, keep = self._state.clock.steps, self._components.config.checkpoint.keep
         write = partial(save_checkpoint, self._folder / "checkpoints", saved, steps, keep, best=is_best)
         self._checkpoints.submit(write, best=is_best)

@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from megabatch.comm.messages import broadcast_bytes
-from megabatch.errors import CheckpointError, MegabatchError, TrainingError
+from megabatch.errors import CheckpointError, TrainingError
 from megabatch.schedule.batch import Step
 from megabatch.schedule.clock import Clock
 from megabatch.train.branch import TrainingState
 from megabatch.train.checkpoint import check_fits, decode, link_best, newest_whole, refusing_damage
 from megabatch.train.components import Components
-from megabatch.workers.world import raise_everywhere
+from megabatch.workers.world import on_main_rank
+
+_MAX_MEMBERS = 1_000_000  # of an ensemble
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class RunState:
     best_step: int = 0
     training_seconds: float = 0.0  # in steps alone
     wall_seconds: float = 0.0  # in the whole loop: steps, evaluations, checkpoints
+    trunk: TrainingState | None = None  # what the branch that is going on returns to
+    made: MadeStep | None = None  # the newest step, until it is finished
 
     @property
     def epoch(self) -> float:
@@ -73,14 +77,19 @@ class RunState:
         """The epochs that the weights had behind them at epoch 0 of the present clock."""
         return self.trunk_clock.epoch if self.trunk_clock else 0.0
 
+    @property
+    def how_far(self) -> int:
+        """How far the run is, as one number: steps, then whether the last one is finished, then members."""
+        return (self.clock.steps * 2 + (self.made is None)) * _MAX_MEMBERS + len(self.members)
+
     def enter_phase(self, number: int) -> bool:
         """Go on with this phase; whether it is a new one."""
         is_new, self.phase = number != self.phase, number
         return is_new
 
-    def leave_trunk(self, branch_clock: Clock) -> None:
-        """A branch begins; the trunk waits where it is."""
-        self.trunk_clock, self.clock = self.clock, branch_clock
+    def leave_trunk(self, branch_clock: Clock, trunk: TrainingState) -> None:
+        """A branch begins; the trunk waits where it is, and as it is."""
+        self.trunk_clock, self.clock, self.trunk = self.clock, branch_clock, trunk
 
     def return_to_trunk(self, member: Member) -> None:
         """A branch is over and has left this member behind; steps are counted on."""
@@ -89,13 +98,28 @@ class RunState:
         self.clock, self.trunk_clock = replace(self.trunk_clock, steps=self.clock.steps), None
         self.skipped_in_a_row = 0
 
-    def count_step(self, step: Step, seconds: float, applied: bool) -> None:
-        """A step is made; `applied` is false when its gradient was not finite and the weights were left alone."""
+    def forget_trunk(self) -> None:
+        """The trunk is trained on; nothing has to return to it."""
+        self.trunk = None
+
+    def count_step(
+        self, step: Step, scheduled: dict[str, float], columns: dict[str, Any], *, stop_wanted: bool
+    ) -> MadeStep:
+        """A step is made, and is still to be finished.
+
+        Its column `applied` is 0 when its gradient was not finite and the weights were left alone.
+        """
+        self.made = MadeStep(self.clock, scheduled, columns, step.is_last, stop_wanted)
         self.clock = self.clock.after(step.num_samples)
         self.seen_samples += step.num_samples
-        self.training_seconds += seconds
-        self.skipped_in_a_row = 0 if applied else self.skipped_in_a_row + 1
-        self.skipped_steps += not applied
+        self.training_seconds += columns["step_seconds"]
+        self.skipped_in_a_row = 0 if columns["applied"] else self.skipped_in_a_row + 1
+        self.skipped_steps += not columns["applied"]
+        return self.made
+
+    def finish_step(self) -> None:
+        """The newest step is evaluated, logged and saved, as far as it is to be."""
+        self.made = None
 
     def count_evaluation(self, top1: float) -> bool:
         """Weights were evaluated after a step; whether they are the best so far."""
@@ -128,36 +152,41 @@ class RunState:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values only."""
-        return asdict(self)
+        """Plain values only: `trunk` and `made` are not among them."""
+        plain = asdict(replace(self, trunk=None, made=None))
+        return {name: value for name, value in plain.items() if name not in ("trunk", "made")}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state`."""
-        trunk = state["trunk_clock"]
+    def load_state_dict(
+        self, state: dict[str, Any], trunk: TrainingState | None = None, made: dict[str, Any] | None = None
+    ) -> None:
+        """Go on from `state`; `made` as `asdict` gives it."""
+        trunk_clock = state["trunk_clock"]
         typed = {
             "clock": Clock(**state["clock"]),
-            "trunk_clock": Clock(**trunk) if trunk else None,
+            "trunk_clock": Clock(**trunk_clock) if trunk_clock else None,
             "members": [Member(**member) for member in state["members"]],
+            "trunk": trunk,
+            "made": MadeStep(**{**made, "before": Clock(**made["before"])}) if made else None,
         }
         for name, value in {**state, **typed}.items():
             setattr(self, name, value)
 
 
-def whole_state(components: Components, state: RunState, trunk: TrainingState | None) -> dict[str, Any]:
-    """Everything that the run goes on from; tensors are the live ones. `trunk` is what a branch returns to."""
+def whole_state(components: Components, state: RunState) -> dict[str, Any]:
+    """Everything that the run goes on from after a finished step; tensors are the live ones."""
     return components.trained.state_dict() | {
         "seed": components.config.train.seed,
         "world_size": components.world.size,
         "run": state.state_dict(),
-        "trunk": trunk,
+        "trunk": state.trunk,
         "noise": components.noise_scale.state_dict() if components.noise_scale else None,
         "adaptive": components.adaptive.state_dict() if components.adaptive else None,
     }
 
 
 def take_state(components: Components, state: RunState, saved: dict[str, Any]) -> None:
-    """Go on from what `whole_state` gave, here or elsewhere."""
-    state.load_state_dict(saved["run"])
+    """Go on from what `whole_state` gave, here or elsewhere; "made" is there when the newest step is not finished."""
+    state.load_state_dict(saved["run"], saved["trunk"], saved.get("made"))
     components.trained.load_state_dict(saved)
     if components.noise_scale and saved["noise"]:
         components.noise_scale.load_state_dict(saved["noise"])
@@ -165,17 +194,12 @@ def take_state(components: Components, state: RunState, saved: dict[str, Any]) -
         components.adaptive.load_state_dict(saved["adaptive"])
 
 
-def restore(
-    components: Components, state: RunState, folder: Path, say: Callable[[str], None]
-) -> tuple[int, TrainingState | None]:
-    """Continue from the newest whole checkpoint, if any.
-
-    Returns the length of the metrics file that belongs to it, and the trunk when the run was inside a branch.
-    """
+def restore(components: Components, state: RunState, folder: Path, say: Callable[[str], None]) -> int:
+    """Continue from the newest whole checkpoint, if any; returns the length of the metrics file that belongs to it."""
     saved = _broadcast_state(components, folder, say)
     if saved is None:
         say(f"no checkpoint in '{folder}' yet: starting from the beginning")
-        return 0, None
+        return 0
     with refusing_damage(str(folder)):
         check_fits(saved, components.network.state_dict(), f"run folder '{folder}'")
         num_images, given = saved["run"]["clock"]["samples_per_epoch"], state.clock.samples_per_epoch
@@ -189,17 +213,10 @@ def restore(
             link_best(folder / "checkpoints", state.best_step)
         then = f" (then on {saved['world_size']} workers)" if saved["world_size"] != components.world.size else ""
         say(f"resuming after step {state.clock.steps}, epoch {state.epoch:.3f}{then}")
-        return int(saved["metrics_bytes"]), saved["trunk"]
+        return int(saved["metrics_bytes"])
 
 
 def _broadcast_state(components: Components, folder: Path, say: Callable[[str], None]) -> dict[str, Any] | None:
-    data: bytes | None = None
-    problem: MegabatchError | None = None
-    if components.world.is_main:
-        try:
-            data = newest_whole(folder / "checkpoints", say)
-        except MegabatchError as error:
-            problem = error
-    raise_everywhere(problem)
+    data = on_main_rank(components.world.is_main, lambda: newest_whole(folder / "checkpoints", say))
     data = broadcast_bytes(data)
     return decode(data, str(folder)) if data else None

@@ -1,9 +1,4 @@
-"""One optimizer step: this rank's ghost batches forward and backward, gradients averaged, optimizer stepped.
-
-Each image weighs 1 / images of the step, whichever rank holds it. All but a rank's last ghost batch are accumulated
-under `no_sync`; the last one sends the buckets. With exact sums each ghost batch's mean gradient becomes integers, and
-the hook gives back the mean over the step's ghost batches. With sums in floats a ghost batch's loss is its sum over
-images times `step.loss_weight`, and DDP's average over ranks makes that the mean.
+"""One optimizer step: ghost batches passed, their sum judged, numbers added up over ranks, optimizer stepped.
 
 What is logged and decided has the same bits on any number of ranks: each ghost batch has its own place in one small
 message, other ranks add zero to it, and every rank sums up the places in the same order.
@@ -13,29 +8,28 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from megabatch.comm.exact import ExactSums
+from megabatch.comm.noise_scale import NoiseScale
 from megabatch.comm.transfer import Reading, upload
-from megabatch.data.loader import Ghost, Mixed
-from megabatch.optim.shampoo import Shampoo
+from megabatch.data.loader import Ghost
+from megabatch.optim.build import prepare_step
 from megabatch.optim.skip import step_unless, update_scale
 from megabatch.schedule.batch import Step
 from megabatch.schedule.noise import NoiseSample
 from megabatch.train.audit import Audit
 from megabatch.train.components import Components
-from megabatch.train.graph import PassKind
 from megabatch.train.metrics import PARTS, Stopwatch
+from megabatch.train.passes import loss_alone, pass_ghosts, seed_torch
+from megabatch.train.phases import audit_is_due
 
 
 @dataclass(frozen=True)
@@ -74,22 +68,31 @@ class StepResult:
         return columns if self.noise_scale is None else {**columns, "noise_scale": self.noise_scale}
 
 
-def warm_up_pass(components: Components) -> None:
-    """Go through one synchronised backward pass that leaves no trace in weights or statistics.
+class StepTotals:
+    """The numbers of a step, added up over all ranks in one message: a table by ghost batch, then others by name.
 
-    DDP rearranges its buckets after the first such pass. With three or more ranks the arrangement decides in which
-    order numbers are added, so a resumed run must begin with the same one as the run that was never interrupted.
+    Tensors are on the device, and what is there goes before what is on the host.
     """
-    count, size = components.config.train.ghost_batch_size, components.config.data.image_size
-    if components.exact is not None:
-        components.exact.begin_step(1)
-    images = torch.zeros(count, size, size, components.train_source.channels, dtype=torch.uint8)
-    with components.statistics.untouched():
-        with components.autocast():
-            logits = components.ddp(components.normalise(images))
-        (logits.float().sum() * 0.0).backward()
-    components.pass_was_sent()
-    components.optimizer.zero_grad(set_to_none=True)
+
+    def __init__(self, by_ghost: Tensor, numbers: Mapping[str, Tensor | float], world_size: int) -> None:
+        on_device = {name: number.double() for name, number in numbers.items() if isinstance(number, Tensor)}
+        on_host = {name: number for name, number in numbers.items() if not isinstance(number, Tensor)}
+        host = upload(list(on_host.values()), by_ghost.device)
+        self._sums = torch.cat([by_ghost.reshape(-1), torch.stack(list(on_device.values())), host])
+        if world_size > 1:
+            dist.all_reduce(self._sums)
+        self._places = {name: place for place, name in enumerate([*on_device, *on_host], by_ghost.numel())}
+        self._table_size = by_ghost.numel()
+        self._reading = Reading(self._sums)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """A sum, on the device."""
+        return self._sums[self._places[name]]
+
+    def read(self) -> tuple[list[float], dict[str, float]]:
+        """The table row by row, and the other sums; waits until they are there."""
+        sums = self._reading.list()
+        return sums[: self._table_size], {name: sums[place] for name, place in self._places.items()}
 
 
 class StartedStep:
@@ -99,18 +102,58 @@ class StartedStep:
     `drop` for each of these, and go on with the one that did not fit.
     """
 
-    def __init__(self, read: Callable[[], StepResult | None], drop: Callable[[], None]) -> None:
-        self._read, self.drop = read, drop
+    def __init__(
+        self,
+        components: Components,
+        step: Step,
+        totals: StepTotals,
+        watch: Stopwatch,
+        began: float,
+        exposed_seconds: Callable[[], float],
+        noise_scale: NoiseScale | None,
+    ) -> None:
+        self._components, self._step, self._totals, self._watch, self._began = components, step, totals, watch, began
+        self._exposed_seconds = exposed_seconds
+        self._counts, self._optimizer_seconds = watch.end(), watch.seconds["optimizer"]
+        self._noise_scale = noise_scale  # None: this step is none of those that may be measured
+        self._is_measured = noise_scale is not None and noise_scale.measuring
+        self._num_measured = noise_scale.num_measured if noise_scale is not None else 0
+
+    def drop(self) -> None:
+        """The step was left out, and will be done again."""
+        if self._noise_scale is not None:
+            self._noise_scale.forget_step()
 
     def result(self) -> StepResult | None:
         """What the step did; waits until it is done."""
-        return self._read()
-
-
-def train_step(components: Components, step: Step, *args: Any, **kwargs: Any) -> StepResult | None:
-    """`start_step`, and its result at once."""
-    started = start_step(components, step, *args, **kwargs)
-    return started.result() if started is not None else None
+        by_ghost, sums = self._totals.read()
+        components, step, noise_scale = self._components, self._step, self._noise_scale
+        if components.exact is not None and sums["left_out"]:
+            self.drop()
+            components.exact.again()
+            return None
+        part_seconds = {part: sums[part] / components.world.size for part in PARTS}
+        part_seconds["optimizer"] = self._optimizer_seconds  # every rank does the same there
+        if components.device.type != "cpu":
+            part_seconds["communication"] = self._exposed_seconds()
+            self._watch.sums["communication"] += self._counts * part_seconds["communication"]
+        if noise_scale is not None:
+            noise_scale.settle(self._num_measured)
+        applied = sums["not_finite"] == 0
+        return StepResult(
+            num_samples=step.num_samples,
+            loss=math.fsum(by_ghost[::2]) / step.num_samples,
+            top1=math.fsum(by_ghost[1::2]) / step.num_samples,
+            gradient_norm=sums["gradient_norm"],
+            applied=applied,
+            repeated_steps=int(sums["repeats"]),
+            stop_wanted=sums["stop_wanted"] > 0,
+            ask_wanted=sums["ask_wanted"] > 0,
+            noise_average=noise_scale.average.sample() if noise_scale and self._is_measured and applied else None,
+            noise_scale=noise_scale.scale if noise_scale else None,
+            step_seconds=self._watch.whole_step(self._began),
+            part_seconds=part_seconds,
+        )
 
 
 def start_step(
@@ -129,119 +172,95 @@ def start_step(
     Returns None when an exact sum did not fit and ghosts are no list, so that they cannot be passed again: nothing has
     changed, and the step must be done again. On an accelerator this may be found out later, by the result.
     """
-    begin = time.perf_counter()
-    optimizer, scaler = components.optimizer, components.scaler
-    noise_scale, exact = components.noise_scale, components.exact
+    began = time.perf_counter()
+    optimizer, world = components.optimizer, components.world
+    exact, noise_scale = components.exact, components.noise_scale
     optimizer.zero_grad(set_to_none=True)
-    audit = Audit.if_due(components, step)
-    on_device = components.decides_on_device and audit is None
+    is_late = components.decides_on_device and not audit_is_due(components.config, step)
+    is_late_sum = is_late and exact is not None and exact.has_shifts
     loss_scale = _loss_scale(components)
-    is_late_sum = on_device and exact is not None and exact.has_shifts
-    for attempt in _attempts(exact, step.num_ghosts, loss_scale, is_late=is_late_sum):
-        if attempt > 0:
-            components.statistics.forget_step()
-            audit = Audit.if_due(components, step)
-            if not isinstance(ghosts, list):
-                return None
-        if noise_scale is not None:
-            noise_scale.begin_step(measure_noise, step.num_ghosts)
-        watch.begin()
-        by_ghost = _pass_ghosts(components, step, ghosts, seed, watch, audit)
-    if audit is not None and exact is not None and exact.fits:
-        weight, network = 1.0 / step.ghost_batch_size, components.passed
+    by_ghost = _pass_until_it_fits(
+        components, step, ghosts, seed, watch, loss_scale, is_late=is_late_sum, measure_noise=measure_noise
+    )
+    if by_ghost is None:
+        return None
 
-        def loss_of(ghost: Ghost) -> Tensor:
-            _seed_ghost(components, ghost, seed)
-            return scaler.scale(_forward(components, network, ghost.images, ghost.labels, ghost.mixed)[1] * weight)
-
-        audit.finish(loss_of)
-    left_out = exact.judge() if is_late_sum and exact is not None else None  # on the device
+    left_out = exact.judge() if exact is not None and is_late_sum else None  # on the device
     if noise_scale is not None:
         noise_scale.reduce_step()  # before the gradients are unscaled
     components.statistics.reduce_step()
-    scaler.unscale_(optimizer)
+    components.scaler.unscale_(optimizer)
     own_norm = get_total_norm([p.grad for p in components.ddp.parameters() if p.grad is not None], foreach=True)
-    exposed_seconds = components.exposed.reader() if components.world.size > 1 else lambda: 0.0
-    on_cpu = components.device.type == "cpu"
-    if on_cpu:
+    exposed_seconds = components.exposed.reader() if world.size > 1 else lambda: 0.0
+    if components.device.type == "cpu":
         watch.expose(exposed_seconds())
+
     # Hosts with other processors or threads may differ in the last bit of the norm; what is decided by it must not.
-    main = float(components.world.is_main)
-    numbers = [own_norm * main, ~torch.isfinite(own_norm)]
-    if exact is not None:
-        numbers += [exact.num_repeats * main, torch.zeros_like(own_norm) if left_out is None else left_out]
-    seconds = watch.seconds.values()
-    totals = _sum_over_ranks(components, by_ghost, numbers, [stop_wanted, ask_wanted, *seconds])
-    of_ghosts = by_ghost.numel()
-    skip: bool | Tensor = totals[of_ghosts + 1] > 0  # not finite on some rank
+    main = float(world.is_main)
+    numbers = {
+        "gradient_norm": own_norm * main,
+        "not_finite": ~torch.isfinite(own_norm),
+        "repeats": exact.num_repeats * main if exact is not None else 0.0,
+        "left_out": left_out if left_out is not None else 0.0,
+        "stop_wanted": stop_wanted,
+        "ask_wanted": ask_wanted,
+        **watch.seconds,
+    }
+    totals = StepTotals(by_ghost, numbers, world.size)
+    skip: bool | Tensor = totals["not_finite"] > 0  # on some rank
     if left_out is not None:
         skip = skip | left_out
-    if not on_device:
+    if not is_late:
         skip = bool(skip)  # before anything is changed: an error of the sums comes to light here
     watch.skip()
-    if skip is False and isinstance(optimizer, Shampoo):
-        optimizer.gather_roots()
+    if skip is False:
+        prepare_step(optimizer)
 
     # From here on ranks no longer talk in this step: it is made on all that got here, and whole on each of them.
-    reading = Reading(totals)
     if exact is not None:
         exact.commit()
     if noise_scale is not None:
         noise_scale.end_step(loss_scale, unless=left_out)
-    _apply(components, step, seed, totals[of_ghosts], skip)
-    update_scale(scaler, unless=left_out)
+    _apply(components, step, seed, totals["gradient_norm"], skip)
+    update_scale(components.scaler, unless=left_out)
     watch.lap("optimizer")
-    counts, optimizer_seconds = watch.end(), watch.seconds["optimizer"]
-    measured = noise_scale if measure_noise else None
-    is_measured, num_measured = measured is not None and measured.measuring, measured.num_measured if measured else 0
-
-    def drop() -> None:
-        if measured is not None:
-            measured.forget_step()
-
-    def read() -> StepResult | None:
-        sums = reading.list()
-        losses_and_hits, (gradient_norm, num_not_finite, *rest) = sums[:of_ghosts], sums[of_ghosts:]
-        repeats, num_left_out, *rest = rest if exact is not None else [0, 0, *rest]
-        num_stops, num_asks, *seconds = rest
-        if num_left_out:
-            assert exact is not None
-            drop()
-            exact.again()
-            return None
-        means = {part: total / components.world.size for part, total in zip(PARTS, seconds, strict=True)}
-        if not on_cpu:
-            means["communication"] = exposed_seconds()
-            watch.sums["communication"] += counts * means["communication"]
-        if measured:
-            measured.settle(num_measured)
-        is_finite = num_not_finite == 0
-        return StepResult(
-            num_samples=step.num_samples,
-            loss=math.fsum(losses_and_hits[::2]) / step.num_samples,
-            top1=math.fsum(losses_and_hits[1::2]) / step.num_samples,
-            gradient_norm=gradient_norm,
-            applied=is_finite,
-            repeated_steps=int(repeats),
-            stop_wanted=num_stops > 0,
-            ask_wanted=num_asks > 0,
-            noise_average=measured.average.sample() if measured and is_measured and is_finite else None,
-            noise_scale=measured.scale if measured else None,
-            step_seconds=watch.whole_step(begin),
-            part_seconds={**means, "optimizer": optimizer_seconds},  # every rank does the same there
-        )
-
-    return StartedStep(read, drop)
+    return StartedStep(components, step, totals, watch, began, exposed_seconds, noise_scale if measure_noise else None)
 
 
-def _attempts(exact: ExactSums | None, num_ghosts: int, loss_scale: float | Tensor, *, is_late: bool) -> Iterable[int]:
-    """A step's passes are made once, or with exact sums as often as the host finds that they did not fit."""
-    if exact is None:
-        return (0,)
-    if is_late:
-        exact.begin_step(num_ghosts, loss_scale)
-        return (0,)
-    return exact.attempts(num_ghosts, loss_scale, commit=False)
+def _pass_until_it_fits(
+    components: Components,
+    step: Step,
+    ghosts: Iterable[Ghost],
+    seed: int,
+    watch: Stopwatch,
+    loss_scale: float | Tensor,
+    *,
+    is_late: bool,
+    measure_noise: bool,
+) -> Tensor | None:
+    """The passes of a step, as often as the host finds that exact sums did not fit, and its audit when one is due.
+
+    None: they must be made again, and ghosts are no list. is_late: the host will not know yet, so they are made once.
+    """
+    exact, noise_scale = components.exact, components.noise_scale
+    attempts: Iterable[int] = (0,)
+    if exact is not None and is_late:
+        exact.begin_step(step.num_ghosts, loss_scale)
+    elif exact is not None:
+        attempts = exact.attempts(step.num_ghosts, loss_scale, commit=False)
+    for attempt in attempts:
+        if attempt > 0:
+            components.statistics.forget_step()
+            if not isinstance(ghosts, list):
+                return None
+        audit = Audit.if_due(components, step)
+        if noise_scale is not None:
+            noise_scale.begin_step(measure_noise, step.num_ghosts)
+        watch.begin()
+        by_ghost = pass_ghosts(components, step, ghosts, seed, watch, audit)
+    if audit is not None and exact is not None and exact.fits:
+        audit.finish(partial(loss_alone, components, step, seed))
+    return by_ghost
 
 
 def _apply(components: Components, step: Step, seed: int, gradient_norm: Tensor, skip: bool | Tensor) -> None:
@@ -252,12 +271,12 @@ def _apply(components: Components, step: Step, seed: int, gradient_norm: Tensor,
     if skip is True:
         components.statistics.forget_step()
         return
-    components.statistics.after_step(unless=skip if isinstance(skip, Tensor) else None)
+    unless = skip if isinstance(skip, Tensor) else None
+    components.statistics.after_step(unless=unless)
     if clip_norm := components.config.optimizer.clip_norm:
         clip_grads_with_norm_(components.ddp.parameters(), clip_norm, gradient_norm.float())
     # An optimizer may draw random numbers. Ranks left the generator at different ghost batches.
-    _seed(components.device, (seed * 0x9E3779B97F4A7C15 + step.start_samples) % 2**63)
-    unless = skip if isinstance(skip, Tensor) else None
+    seed_torch(components.device, seed, step.start_samples)
     if unless is not None:
         step_unless(components.optimizer, unless)
     else:
@@ -271,120 +290,3 @@ def _loss_scale(components: Components) -> float | Tensor:
     if components.device.type == "cpu":
         return components.scaler.get_scale()
     return components.scaler.scale(torch.ones((), device=components.device))
-
-
-def _pass_ghosts(
-    components: Components,
-    step: Step,
-    ghosts: Iterable[Ghost],
-    seed: int,
-    watch: Stopwatch,
-    audit: Audit | None,
-) -> Tensor:
-    """Forward and backward of this rank's ghost batches; returns the loss and the right answers of each of the step."""
-    device, exact, noise_scale = components.device, components.exact, components.noise_scale
-    share = step.ghost_batch_size / step.num_samples
-    weight = step.loss_weight if exact is None else 1.0 / step.ghost_batch_size
-    by_ghost = torch.zeros(step.num_ghosts, 2, dtype=torch.float64, device=device)
-    graphs = components.graphs
-    if graphs is not None:
-        graphs.begin_step()
-        is_watched = audit is not None or (noise_scale is not None and noise_scale.measuring)
-        graphs = graphs if graphs.are_ready and not is_watched else None
-    components.exposed.is_captured = graphs is not None
-    for position, ghost in enumerate(ghosts):
-        watch.lap("data")
-        synchronise = position == max(1, len(step.ghosts)) - 1
-        place = step.first_ghost + position
-        if audit is not None:
-            audit.pass_begins(ghost, place)
-        own_weight = 0.0 if ghost.idle else weight
-        _seed_ghost(components, ghost, seed)
-        if graphs is not None:
-            kind = PassKind(ghost.images.shape, position == 0, synchronise, ghost.idle)
-            body = partial(_graphed_pass, components, kind)
-            found = graphs.run(kind, ghost.images, ghost.labels, own_weight, body)
-            if exact is not None:
-                exact.was_added(sent=synchronise)
-        else:
-            found = _pass(
-                components, ghost.images, ghost.labels, ghost.mixed, own_weight, synchronise, ghost.idle, watch
-            )
-            watch.lap("backward")
-            if noise_scale is not None and not ghost.idle:
-                noise_scale.after_backward(step.ghost_batch_size, share, place)
-            if exact is not None:
-                exact.add_ghost()
-        if not ghost.idle:
-            by_ghost[place] = found
-        watch.skip()
-    return by_ghost
-
-
-def _pass(
-    components: Components,
-    images: Tensor,
-    labels: Tensor,
-    mixed: Mixed | None,
-    weight: float | Tensor,
-    synchronise: bool,
-    idle: bool,
-    watch: Stopwatch | None,
-) -> Tensor:
-    """Forward and backward of a ghost batch; returns its loss and the number of right answers."""
-    collecting = components.statistics.untouched() if idle else components.statistics.ghost()
-    with nullcontext() if synchronise else components.ddp.no_sync(), collecting:
-        hits, loss = _forward(components, components.ddp, images, labels, mixed)
-        if watch is not None:
-            watch.lap("forward")
-        components.scaler.scale(loss * weight).backward()
-    if synchronise:
-        components.pass_was_sent()
-    return torch.stack([loss.detach(), hits])
-
-
-def _graphed_pass(components: Components, kind: PassKind, images: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
-    """All that a pass does on the device, with everything that changes from pass to pass in tensors."""
-    found = _pass(components, images, labels, None, weight, kind.is_sent, kind.is_idle, None)
-    if components.exact is not None:
-        components.exact.add_ghost()
-    return found
-
-
-def _forward(
-    components: Components, network: nn.Module, images: Tensor, labels: Tensor, mixed: Mixed | None
-) -> tuple[Tensor, Tensor]:
-    """How many images of a ghost batch the network gets right, and the sum of their losses."""
-    labels = labels.to(components.device, non_blocking=True)
-    with components.autocast():
-        logits = network(components.normalise(images))
-    hits, logits = (logits.argmax(dim=1) == labels).sum(), logits.float()
-    smoothing = components.config.train.label_smoothing
-    if mixed is None:
-        return hits, F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum")
-    others, shares = (one.to(components.device, non_blocking=True) for one in (mixed.labels, mixed.shares))
-    own, other = (F.cross_entropy(logits, of, label_smoothing=smoothing, reduction="none") for of in (labels, others))
-    return hits, (shares * own + (1.0 - shares) * other).sum()
-
-
-def _sum_over_ranks(
-    components: Components, table: Tensor, on_device: Sequence[Tensor], on_host: Sequence[float]
-) -> Tensor:
-    """The sums over all ranks of a table and of a few numbers behind it, in one message."""
-    host = upload(on_host, components.device)
-    totals = torch.cat([table.reshape(-1), torch.stack([number.double() for number in on_device]), host])
-    if components.world.size > 1:
-        dist.all_reduce(totals)
-    return totals
-
-
-def _seed_ghost(components: Components, ghost: Ghost, seed: int) -> None:
-    """Dropout and the like depend on the ghost batch, not on the rank that happens to hold it."""
-    _seed(components.device, (seed * 0x9E3779B97F4A7C15 + ghost.number) % 2**63)
-
-
-def _seed(device: torch.device, seed: int) -> None:
-    """Seed what a forward pass uses; `torch.manual_seed` walks through every kind of device and takes far longer."""
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)

@@ -9,27 +9,26 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
-from megabatch.comm.failures import is_lost_contact
+from megabatch.comm.messages import gather
 from megabatch.comm.shape import GridShape
 from megabatch.config import Config
-from megabatch.errors import MegabatchError
 from megabatch.files import write_atomically, write_json
+from megabatch.machine import host_name
 from megabatch.model.weights import weights_bytes
 from megabatch.optim.build import schedule_optimizer
 from megabatch.optim.groups import clear_state
 from megabatch.schedule.batch import Step
 from megabatch.schedule.clock import Clock
 from megabatch.train.audit import weights_digest
-from megabatch.train.branch import TrainingState, copied
+from megabatch.train.branch import copied
 from megabatch.train.card import card_of, write_model
 from megabatch.train.components import build_components
 from megabatch.train.describe import (
@@ -39,10 +38,11 @@ from megabatch.train.describe import (
     describe_gradients,
     image_line,
 )
-from megabatch.train.elastic import ElasticRun, LeftRunError
+from megabatch.train.elastic import ElasticRun, FixedWorkers, Start
 from megabatch.train.evaluate import Evaluation, Evaluator
 from megabatch.train.feed import Feeds
 from megabatch.train.metrics import Stopwatch, gather_ranks, row_of, summary_of, write_page
+from megabatch.train.passes import warm_up_pass
 from megabatch.train.phases import (
     Ending,
     TrainingPhase,
@@ -60,15 +60,12 @@ from megabatch.train.phases import (
 from megabatch.train.progress import Progress
 from megabatch.train.run_dir import changes_on_resume, hold, member_file, write_member
 from megabatch.train.run_writer import RunWriter
-from megabatch.train.state import MadeStep, Member, RunState, restore, take_state, whole_state
-from megabatch.train.step import StartedStep, StepResult, start_step, warm_up_pass
+from megabatch.train.state import MadeStep, Member, RunState, restore
+from megabatch.train.step import StartedStep, StepResult, start_step
 from megabatch.workers.stop import StopRequest
-from megabatch.workers.world import World, raise_everywhere
+from megabatch.workers.world import World, on_main_rank
 
-T = TypeVar("T")
 Started = tuple[Step, dict[str, float], StartedStep]  # with what was scheduled for it
-
-_MAX_MEMBERS = 1_000_000  # of an ensemble
 
 
 class Trainer:
@@ -90,14 +87,12 @@ class Trainer:
         plan: str = "",
         elastic: ElasticRun | None = None,
     ) -> None:
-        self.config, self.world, self.device, self.folder = config, world, device, folder
-        self.grid, self.stop, self.resume, self.plan = grid, stop, resume, plan
-        self.progress = Progress(is_main=world.is_main)
-        self.components = build_components(config, world, grid, device)
-        self.components.is_elastic = elastic is not None
-        name = elastic.name if elastic else str(world.rank)
+        self.config, self.folder, self.stop, self.resume, self.plan = config, folder, stop, resume, plan
+        self.workers = elastic or FixedWorkers(world.rank)
+        self.components = build_components(config, world, grid, device, is_elastic=elastic is not None)
+        self.progress = Progress(lambda: self.world.is_main)
         sources = self.components.train_source, self.components.val_source
-        self.feeds = Feeds(config, world.local_size, folder / f"broken.{name}.jsonl", *sources)
+        self.feeds = Feeds(config, world.local_size, folder / f"broken.{self.workers.name}.jsonl", *sources)
         self.evaluator = Evaluator(self.components, self.feeds.val)
         self.watch = Stopwatch(host_clock_tells=device.type == "cpu")
         num_images = len(self.components.train_source)
@@ -105,23 +100,22 @@ class Trainer:
         self.state = RunState(start_clock(config, self.phases[0], num_images))
         self.planned_samples = planned_samples(config, num_images)
         self.writer = RunWriter(folder, self.components, self.state, self.progress.say)
-        self.made: MadeStep | None = None  # the newest step, until it is finished
-        self.elastic = elastic  # for a run whose workers come and go
-        self.hosts: list[str] = []  # by rank
-        self.workers: tuple[str, ...] = ()  # names of those who take part in an elastic run
-        self.trunk_state: TrainingState | None = None  # what the branch that is going on returns to
         self._result: Evaluation | None = None  # of the model that the run leaves behind
-        self.is_concluding = False
         self._began = 0.0
+        warm_up_pass(self.components)
+
+    @property
+    def world(self) -> World:
+        """The workers that take part now."""
+        return self.components.world
 
     def run(self) -> dict[str, Any]:
         """Train, and return the summary of the run."""
         with ExitStack() as stack:
             stack.enter_context(self.components)
-            if self.elastic is None:
-                warm_up_pass(self.components)
-            if self.elastic is None or self.elastic.begin(self, stack):
-                self._open(stack)
+            start = self.workers.begin(self, stack, resume=self.resume)
+            if start != Start.JOINED:
+                self._open(stack, resume=start == Start.RESUMED)
             stack.enter_context(self.writer)
             stack.enter_context(self.progress.showing(self._overall(), self.planned_samples))
             self._began = time.perf_counter() - self.state.wall_seconds
@@ -131,7 +125,7 @@ class Trainer:
                 ending = self._run_phase(self.phases[number])
                 number = max(number + 1, self.state.phase)  # a rank that was further may have shared its state
 
-            summary = self._together(lambda: self._conclude(ending))
+            summary = self.workers.together(lambda: self._conclude(ending))
         if self.world.is_main:
             write_page(self.folder, self.progress.say)
         return summary
@@ -139,33 +133,23 @@ class Trainer:
     def _run_phase(self, planned: TrainingPhase) -> Ending:
         """Train a phase; a branch leaves its member behind, the last phase the model of the run."""
         with self._entered(planned) as phase:
-            while (ending := self._together(lambda: self._train_steps(phase))) == Ending.AGAIN:
+            while (ending := self.workers.together(lambda: self._train_steps(phase))) == Ending.AGAIN:
                 pass
             if ending == Ending.OVER and phase.is_branch:
-                self._together(lambda: self._finish_member(phase))
+                self.workers.together(lambda: self._finish_member(phase))
             if ending != Ending.OVER or phase.number == len(self.phases) - 1:
-                self._together(lambda: self._finish_model(phase, ending))
+                self.workers.together(lambda: self._finish_model(phase, ending))
         return ending
-
-    def _together(self, action: Callable[[], T]) -> T:
-        """Do what needs every rank. In an elastic run, when one is lost on the way: again, with those who are left."""
-        while True:
-            try:
-                return action()
-            except Exception as error:
-                if self.elastic is None or not is_lost_contact(error):
-                    raise
-                self.elastic.meet_again(self)
 
     def _train_steps(self, phase: TrainingPhase) -> Ending:
         """Make the steps that are left of a phase, as long as the same ranks take part."""
         config, components, state = self.config, self.components, self.state
         if state.phase != phase.number:
             return Ending.OVER  # a rank that was further has shared its state
-        if self.made is not None:  # with others than those who are there now
-            self._finish_step(phase, self.made)
+        if state.made is not None:  # with others than those who are there now
+            self._finish_step(phase, state.made)
         control = control_of(config, phase, state.clock, self.world.rank, self.world.size, components.adaptive)
-        loader = self.feeds.open_loader(phase, control, state.past_epochs, self.device)
+        loader = self.feeds.open_loader(phase, control, state.past_epochs, components.device)
         steps: deque[Started] = deque()  # not yet read
         # The control closes before the loader, whose thread may wait for it.
         with closing(loader), closing(control):
@@ -175,19 +159,17 @@ class Trainer:
                 scheduled = schedule_optimizer(
                     components.optimizer, phase.optimizer, step.epoch, step=step, past_epochs=state.past_epochs
                 )
-                make = partial(
-                    start_step,
+                is_first = components.exact is not None and components.exact.is_new
+                started = start_step(
                     components,
                     step,
-                    seed=phase.seed,
-                    watch=self.watch,
-                    stop_wanted=self.stop.wanted and not self._leaves(),
-                    ask_wanted=self.elastic is not None and self.elastic.wants_to_ask(self.world),
+                    list(ghosts) if is_first else ghosts,  # the first step is always repeated
+                    phase.seed,
+                    self.watch,
+                    stop_wanted=self.stop.wanted and not self.workers.leaves(self.stop),
+                    ask_wanted=self.workers.wants_to_ask(),
                     measure_noise=not phase.is_branch,
                 )
-                is_first = components.exact is not None and components.exact.is_new
-                held = list(ghosts) if is_first else ghosts  # the first step is always repeated
-                started = make(ghosts=held)
                 if started is None:
                     return Ending.AGAIN
                 steps.append((step, scheduled, started))
@@ -216,23 +198,14 @@ class Trainer:
         """Count a step that has been made, and finish it; how the phase ends when it does."""
         state, adaptive = self.state, self.components.adaptive
         stop_now = result.stop_wanted and is_newest  # else after the step that has been started: it says so too
-        self.made = MadeStep(state.clock, scheduled, result.columns, step.is_last, stop_now)
-        state.count_step(step, result.step_seconds, result.applied)
+        made = state.count_step(step, scheduled, result.columns, stop_wanted=stop_now)
         if adaptive and not phase.is_branch:
             adaptive.observe(state.clock.epoch, result.noise_average)
         self.evaluator.weights_changed()
-        self._finish_step(phase, self.made)
+        self._finish_step(phase, made)
         if stop_now:
             return Ending.STOPPED
-        if self._leaves():
-            self.writer.save(self.trunk_state)
-            raise LeftRunError(f"left the run after step {state.clock.steps}; the others go on")
-        if self.elastic is not None and result.ask_wanted and self.elastic.has_changed(self):
-            return Ending.AGAIN
-        return None
-
-    def _leaves(self) -> bool:
-        return self.elastic is not None and self.elastic.leaves(self.world, self.stop)
+        return Ending.AGAIN if self.workers.have_changed(self.stop, result.ask_wanted) else None
 
     def _finish_step(self, phase: TrainingPhase, made: MadeStep) -> None:
         """Evaluate, log and save after a step that counts already; every rank must call it."""
@@ -245,7 +218,7 @@ class Trainer:
         save_now = made.stop_wanted or made.is_last or is_best or checkpoint_is_due(config, made.before, state.clock)
         state.note_wall_seconds(time.perf_counter() - self._began)
         row = row_of(state, phase.name, made.scheduled, made.columns, self.evaluator.found)
-        if (save_now or digest_is_due(config, state.clock)) and (self.world.is_main or self.elastic):
+        if (save_now or digest_is_due(config, state.clock)) and (self.world.is_main or self.components.is_elastic):
             weights, statistics = self.components.network.state_dict(), self.components.statistics.state_dict()
             row["weights_digest"] = weights_digest(weights, statistics)
         self.progress.show(self._overall(), row)
@@ -256,83 +229,55 @@ class Trainer:
         # The best weights so far are good ones, and `best` must not name a file that is not there.
         if save_now and (made.columns["applied"] or made.stop_wanted or is_best):
             self.evaluator.publish(phase, self.state.clock.samples)
-            self.writer.save(self.trunk_state)
-        self.made = None
+            self.writer.save()
+        state.finish_step()
 
-    def _open(self, stack: ExitStack) -> None:
+    def _open(self, stack: ExitStack, *, resume: bool) -> None:
         """Take the run folder, say what will be done, and restore a run that is resumed; every rank must call it."""
         config, components, say = self.config, self.components, self.progress.say
-        environment = describe_environment(self.world, self.grid, self.device)
-        problem: MegabatchError | None = None
-        if self.world.is_main:
-            channels, image_size = components.train_source.channels, config.data.image_size
-            environment |= describe_gradients(components.network, channels, image_size)
-            environment["data"] = describe_data(components.train_source, components.val_source)
-            try:
-                for line in changes_on_resume(self.folder, config, environment) if self.resume else []:
-                    say(line)
-                stack.enter_context(hold(self.folder, config, self.resume))
-                write_json(self.folder / "environment.json", environment)
-                if self.plan:
-                    write_atomically(self.folder / "plan.json", self.plan)
-            except MegabatchError as error:
-                problem = error
-        raise_everywhere(problem)
-        lines = derived_lines(config, self.state.clock, self.world.size, self.grid, components.network)
+        environment = describe_environment(self.world, components.shape, components.device)
+        on_main_rank(self.world.is_main, lambda: self._take_folder(stack, environment, resume))
+        lines = derived_lines(config, self.state.clock, self.world.size, components.shape, components.network)
         lines = [image_line(config, components.train_source, components.val_source), *lines]
         for line in [*lines, *components.notes, *(components.hook.explanation if components.hook else [])]:
             say(line)
-        metrics_bytes = 0
-        if self.resume:
-            metrics_bytes, self.trunk_state = restore(components, self.state, self.folder, say)
-        self.hosts = environment["hosts"]
+        metrics_bytes = restore(components, self.state, self.folder, say) if resume else 0
         if self.world.is_main:
             self.writer.open(stack, metrics_bytes)
 
-    def enter_world(self, world: World, grid: GridShape, names: tuple[str, ...], hosts: list[str]) -> None:
-        """Go on in another world of an elastic run, whose gradients already travel there."""
-        self.world, self.grid, self.workers, self.hosts = world, grid, names, hosts
-        self.progress.is_main = world.is_main
-        self.evaluator.weights_changed()  # a step that is finished again is evaluated by all or by none
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that another worker needs to go on from here."""
-        made = asdict(self.made) if self.made else None
-        of_run = {"made": made, "rows": self.writer.rows, "workers": list(self.workers)}
-        return whole_state(self.components, self.state, self.trunk_state) | of_run
-
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on from where another worker is."""
-        take_state(self.components, self.state, saved)
-        made = saved["made"]
-        self.made = MadeStep(**{**made, "before": Clock(**made["before"])}) if made else None
-        self.trunk_state = saved["trunk"]
-        self.writer.replace_rows(saved["rows"])
-        self.workers = tuple(saved["workers"])
-
-    def how_far(self) -> int:
-        """How far this worker's state is, as one number: steps, then whether the last is finished, then members."""
-        return (self.state.clock.steps * 2 + (self.made is None)) * _MAX_MEMBERS + len(self.state.members)
+    def _take_folder(self, stack: ExitStack, environment: dict[str, Any], resume: bool) -> None:
+        """Hold the run folder, on the main rank, and write down there what is trained, and where."""
+        config, components = self.config, self.components
+        channels, image_size = components.train_source.channels, config.data.image_size
+        environment = environment | describe_gradients(components.network, channels, image_size)
+        environment["data"] = describe_data(components.train_source, components.val_source)
+        for line in changes_on_resume(self.folder, config, environment) if resume else []:
+            self.progress.say(line)
+        stack.enter_context(hold(self.folder, config, resume))
+        write_json(self.folder / "environment.json", environment)
+        if self.plan:
+            write_atomically(self.folder / "plan.json", self.plan)
 
     def _conclude(self, ending: Ending) -> dict[str, Any]:
         """Write what the run leaves behind, and return its summary; every rank must call it."""
         self.writer.flush()
-        self.is_concluding = True
-        stopped_by = (self.stop.signal_name or "a signal to another rank") if ending == Ending.STOPPED else ""
-        summary = summary_of(self.state, self.config, self.world.size, self._result, stopped_by)
-        summary["broken_images"] = self.feeds.total_broken(self.device)
-        ranks = gather_ranks(self.watch, self.hosts)
-        if self.writer.is_open:
-            if ending != Ending.STOPPED:
-                is_member = ending == Ending.OVER and self.state.members  # the last collapsed one is the model
-                weights = self.folder / self.state.members[-1].file if is_member else self.components.model
-                write_model(self.folder, weights, card_of(self.config, self.components.train_source, self._result))
-            write_json(self.folder / "ranks.json", ranks)
-            write_json(self.folder / "summary.json", summary)
-            self.writer.end(summary)
-        if self.elastic is not None and self.world.size > 1:
-            torch.distributed.barrier()  # nobody leaves before the files are there: another may have to write them
+        with self.workers.concluding():
+            stopped_by = (self.stop.signal_name or "a signal to another rank") if ending == Ending.STOPPED else ""
+            summary = summary_of(self.state, self.config, self.world.size, self._result, stopped_by)
+            summary["broken_images"] = self.feeds.total_broken(self.components.device)
+            ranks = gather_ranks(self.watch, gather(host_name(), str))
+            if self.world.is_main:
+                if ending != Ending.STOPPED:
+                    self._write_model(is_member=ending == Ending.OVER and bool(self.state.members))
+                write_json(self.folder / "ranks.json", ranks)
+                write_json(self.folder / "summary.json", summary)
+                self.writer.end(summary)
         return summary
+
+    def _write_model(self, is_member: bool) -> None:
+        """Write the model of the run: the network, or the last member of its ensemble."""
+        weights = self.folder / self.state.members[-1].file if is_member else self.components.model
+        write_model(self.folder, weights, card_of(self.config, self.components.train_source, self._result))
 
     @contextmanager
     def _entered(self, phase: TrainingPhase) -> Iterator[TrainingPhase]:
@@ -344,17 +289,18 @@ class Trainer:
                 clear_state(components.optimizer)
             yield phase
             return
-        with components.trained.branch(reset_momentum=phase.reset_momentum, trunk=self.trunk_state) as trunk_state:
-            self.trunk_state = trunk_state
+        with components.trained.branch(reset_momentum=phase.reset_momentum, trunk=state.trunk) as trunk:
             if state.trunk_clock is None:
-                state.leave_trunk(start_clock(self.config, phase, len(components.train_source), state.clock.steps))
+                clock = start_clock(self.config, phase, len(components.train_source), state.clock.steps)
+                state.leave_trunk(clock, trunk)
             assert state.trunk_clock is not None
             measured = components.adaptive.at(components.adaptive.observed) if components.adaptive else None
             yield resolved(phase, self.config, state.trunk_clock, measured)
             is_behind = state.phase != phase.number  # a rank that was further has shared its state: stay there
             if is_behind:
-                trunk_state.update(copied(components.trained.state_dict()))
-        self.trunk_state = self.trunk_state if is_behind else None
+                trunk.update(copied(components.trained.state_dict()))
+        if not is_behind:
+            state.forget_trunk()
         self.evaluator.weights_changed()
 
     def _finish_member(self, phase: TrainingPhase) -> None:

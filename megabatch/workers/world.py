@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
-from megabatch.errors import CheckpointError, LaunchError, MegabatchError
+from megabatch.errors import LaunchError, MegabatchError
 from megabatch.machine import host_name
 
 if TYPE_CHECKING:
     import torch
+
+T = TypeVar("T")
 
 LAUNCHED_VARIABLE = "MEGABATCH_LAUNCHED"
 """Set for workers that `megabatch` itself has started, to the process id of their launcher."""
@@ -207,15 +209,28 @@ def first_host(nodes: str) -> str:
     return "".join(part for part in match.groups() if part)
 
 
-def raise_everywhere(problem: MegabatchError | None) -> None:
-    """Raise what the main rank could not do on every rank, so that nobody waits for it; every rank must call it."""
+def on_main_rank(is_main: bool, work: Callable[[], T]) -> T | None:
+    """What `work` returns on the main rank, which alone does it; None on the others. Every rank must call it.
+
+    Raises:
+        MegabatchError: on every rank, what `work` has raised, so that nobody waits for the main rank.
+    """
     from megabatch.comm.messages import broadcast
 
-    text = broadcast(str(problem) if problem else "", str)
+    result: T | None = None
+    problem: MegabatchError | None = None
+    if is_main:
+        try:
+            result = work()
+        except MegabatchError as error:
+            problem = error
+    kind, text = broadcast([type(problem).__name__, str(problem)] if problem else ["", ""], list[str])
     if problem is not None:
         raise problem
-    if text:
-        raise CheckpointError(text)
+    if kind:
+        kinds = {one.__name__: one for one in MegabatchError.__subclasses__()}
+        raise kinds.get(kind, MegabatchError)(text)
+    return result
 
 
 def choose_device(backend: str, world: World | None) -> tuple[torch.device, str]:

@@ -15,6 +15,7 @@ from torch.nn.utils import get_total_norm
 from megabatch.comm.transfer import upload
 from megabatch.model.normaliser import Normaliser
 from megabatch.optim import lars
+from megabatch.train import passes as passes_module
 from megabatch.train import step as step_module
 from megabatch.train.components import Components
 
@@ -72,20 +73,20 @@ def _host_number_in_a_stack() -> Any:
 
 
 def _seed_in_the_pass() -> Any:
-    right = step_module._forward
+    right = passes_module._forward
 
     def seeding(components: Components, *args: Any) -> Any:
-        step_module._seed(components.device, 1)
+        passes_module.seed_torch(components.device, 1, 0)
         return right(components, *args)
 
-    return patch.object(step_module, "_forward", seeding)
+    return patch.object(passes_module, "_forward", seeding)
 
 
 def _upload_in_the_pass() -> Any:
-    right = step_module._forward
+    right = passes_module._forward
 
     def uploading(components: Components, *args: Any) -> Any:
         hits, loss = right(components, *args)
         return hits, loss * upload([1.0], components.device, torch.float32).sum()
 
-    return patch.object(step_module, "_forward", uploading)
+    return patch.object(passes_module, "_forward", uploading)

@@ -33,7 +33,7 @@ def checkpoint(components: Components, watch: Watch) -> Notes:
     """The state of a run copied for the writer, and loaded again; fake tensors cannot be copied deeply."""
     state = RunState(Clock(100, 1000))
     with fresh_notes(watch) as notes, patch.object(OPTIMIZERS, "deepcopy", lambda value: value):
-        saved = copied(whole_state(components, state, None))
+        saved = copied(whole_state(components, state))
         take_state(components, state, saved)
     assert all(parameter.is_cuda for parameter in components.network.parameters())
     assert all(value.is_cuda for one in components.optimizer.state.values() for value in one.values())

@@ -29,7 +29,8 @@ from megabatch.schedule.control import BatchControl
 from megabatch.train import graph as graph_module
 from megabatch.train.components import Components, build_components
 from megabatch.train.metrics import Stopwatch
-from megabatch.train.step import start_step, warm_up_pass
+from megabatch.train.passes import warm_up_pass
+from megabatch.train.step import start_step
 from megabatch.workers.world import World
 from tests.accelerator.bugs import seeded
 from tests.accelerator.fake_cuda import CUDA, fake_cuda, steady

@@ -18,11 +18,11 @@ from megabatch.errors import ConfigError
 from megabatch.train.audit import weights_digest
 from megabatch.train.components import build_components
 from megabatch.train.metrics import Stopwatch
-from megabatch.train.step import train_step, warm_up_pass
+from megabatch.train.passes import warm_up_pass
 from megabatch.workers.world import World
 from tests.ranks import RankFailureError, run_ranks
 from tests.system.runs import rows_of, small_config, train_on_ranks
-from tests.train.test_step import control_of, images_and_labels
+from tests.train.test_step import control_of, images_and_labels, train_step
 
 HOST = socket.gethostname()
 

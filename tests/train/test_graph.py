@@ -76,8 +76,8 @@ class Tape(TorchDispatchMode):
 def graphs_on_the_host(monkeypatch: pytest.MonkeyPatch, use: bool, tapes: list[Tape]) -> Iterator[None]:
     """Runs with buckets, and without compiled helper and threads, as on a device; with graphs if wanted."""
 
-    def build(*args: Any) -> Components:
-        components = build_components(*args)
+    def build(*args: Any, **options: Any) -> Components:
+        components = build_components(*args, **options)
         plain = components.ddp
         components.ddp = nn.parallel.DistributedDataParallel(
             Bucketed(components.network), gradient_as_bucket_view=True, bucket_cap_mb=0.02

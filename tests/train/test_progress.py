@@ -45,7 +45,7 @@ def hand(monkeypatch: pytest.MonkeyPatch) -> Time:
 
 
 def progress(is_main: bool = True, terminal: bool = False) -> tuple[Progress, io.StringIO]:
-    made, out = Progress(is_main), io.StringIO()
+    made, out = Progress(lambda: is_main), io.StringIO()
     made._console = Console(
         file=out, force_terminal=terminal, width=120, highlight=False, soft_wrap=True, legacy_windows=False
     )

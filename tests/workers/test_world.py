@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from megabatch.errors import LaunchError
+from megabatch.errors import DataError, LaunchError
 from megabatch.workers import world as world_module
-from megabatch.workers.world import LAUNCHED_VARIABLE, World, choose_device, first_host, read_world
+from megabatch.workers.world import LAUNCHED_VARIABLE, World, choose_device, first_host, on_main_rank, read_world
+from tests.ranks import run_ranks
 
 TORCHRUN = {
     "RANK": "3",
@@ -264,3 +265,20 @@ def test_a_worker_that_is_shown_one_device_takes_it(monkeypatch: pytest.MonkeyPa
     world = World(3, 8, 3, 4, "srun", "head", 1)  # number 3 of its host, and `--gpus-per-task=1`
     assert choose_device("auto", world) == (torch.device("cuda", 0), "nccl")
     assert chosen == [0]
+
+
+def ask_main_rank(rank: int) -> tuple[int | None, str]:
+    """What `on_main_rank` gives when the work is done, and the error when it is refused."""
+
+    def refuse() -> int:
+        raise DataError("no images; give some")
+
+    done = on_main_rank(rank == 0, lambda: 7)
+    with pytest.raises(DataError) as caught:
+        on_main_rank(rank == 0, refuse)
+    return done, str(caught.value)
+
+
+def test_an_error_of_the_main_rank_is_raised_on_every_rank() -> None:
+    said = "no images; give some"
+    assert run_ranks(2, ask_main_rank) == [(7, said), (None, said)]
