@@ -7,6 +7,8 @@ GRID ?= 2x2
 # Tests wait for processes much of the time: one more of them than there are cores.
 TEST_JOBS ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 8 ? cores + 1 : 8)))
 PYTEST = $(BIN)/pytest -n $(TEST_JOBS) --dist loadgroup
+# Tests start hundreds of processes. Each would compile the package anew where bytecode may not be kept.
+export PYTHONDONTWRITEBYTECODE :=
 HAS_SIMGRID := $(BIN)/python -c "import sys; from benchmarks.simulators.simgrid import find_simgrid; sys.exit(not find_simgrid())"
 
 .DEFAULT_GOAL := help

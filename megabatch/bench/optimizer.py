@@ -21,7 +21,7 @@ from megabatch.optim.lars import LARS
 from megabatch.optim.rmsprop_warmup import RMSpropWarmup
 from megabatch.optim.shampoo import Shampoo
 
-_RATE, _DECAY, _COEFFICIENT = 1e-6, 5e-5, 1e-3
+_DECAY, _COEFFICIENT = 5e-5, 1e-3
 BASE, LOOP = "torch SGD, foreach", "LARS, loop over parameters"
 _NEVER = 1 << 40  # steps
 SHAMPOO, ROOTS = "megabatch Shampoo, no roots", "Shampoo's roots, one worker"
@@ -52,15 +52,15 @@ class LoopLARS(torch.optim.Optimizer):
                 p.sub_(state["momentum_buffer"])
 
 
-def contestants(model: nn.Module) -> dict[str, Callable[[], Any]]:
+def contestants(model: nn.Module, lr: float = 1e-6) -> dict[str, Callable[[], Any]]:
     """A step of each optimizer; all share the model's parameters and gradients. Shampoo's roots are apart."""
     decayed = parameter_groups(model, weight_decay=_DECAY)
 
     def groups() -> list[dict[str, Any]]:
         return [dict(group) for group in decayed]
 
-    warmup = RMSpropWarmup(groups(), _RATE)
-    shampoo, rooted = (Shampoo(groups(), _RATE, start_steps=steps, every_steps=1) for steps in (_NEVER, 1))
+    warmup = RMSpropWarmup(groups(), lr)
+    shampoo, rooted = (Shampoo(groups(), lr, start_steps=steps, every_steps=1) for steps in (_NEVER, 1))
 
     def roots() -> None:
         if not rooted.state:
@@ -76,15 +76,15 @@ def contestants(model: nn.Module) -> dict[str, Callable[[], Any]]:
         shampoo.step()
 
     return {
-        BASE: torch.optim.SGD(groups(), _RATE, momentum=0.9, foreach=True).step,
-        "torch SGD, fused": torch.optim.SGD(groups(), _RATE, momentum=0.9, fused=True).step,
-        LOOP: LoopLARS(groups(), _RATE, 0.9, _DECAY).step,
-        "megabatch LARS, paper": LARS(groups(), _RATE, rule="paper").step,
-        "megabatch LARS, trust_inside": LARS(groups(), _RATE, rule="trust_inside").step,
-        "megabatch LARS, trust_outside": LARS(groups(), _RATE, rule="trust_outside").step,
+        BASE: torch.optim.SGD(groups(), lr, momentum=0.9, foreach=True).step,
+        "torch SGD, fused": torch.optim.SGD(groups(), lr, momentum=0.9, fused=True).step,
+        LOOP: LoopLARS(groups(), lr, 0.9, _DECAY).step,
+        "megabatch LARS, paper": LARS(groups(), lr, rule="paper").step,
+        "megabatch LARS, trust_inside": LARS(groups(), lr, rule="trust_inside").step,
+        "megabatch LARS, trust_outside": LARS(groups(), lr, rule="trust_outside").step,
         "megabatch RMSprop warm-up": warmup.step,
-        "torch AdamW, foreach": torch.optim.AdamW(groups(), _RATE, foreach=True).step,
-        "megabatch LAMB": LAMB(groups(), _RATE).step,
+        "torch AdamW, foreach": torch.optim.AdamW(groups(), lr, foreach=True).step,
+        "megabatch LAMB": LAMB(groups(), lr).step,
         SHAMPOO: shampoo_step,
         ROOTS: roots,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -52,6 +53,10 @@ def test_rows_go_to_both_and_a_resumed_run_hides_what_came_after_its_checkpoint(
     assert found["train/loss"] == [(1, 2.5), (2, 2.5), (3, 2.5), (4, 2.5)]
 
     # Killed after step 4; the newest checkpoint is that of step 2.
+    # TensorBoard sorts files by the second in their names.
+    began = int(time.time())
+    while int(time.time()) == began:
+        time.sleep(0.05)
     with ExitStack() as stack:
         second = writer(tmp_path, 2)
         second.open(stack, cursors[1])

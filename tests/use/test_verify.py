@@ -81,8 +81,8 @@ def change_checkpoint(run: Path, step: int, change: Callable[[dict[str, Any]], o
     path.with_name(f"{path.name}.sha256").write_text(hashlib.sha256(path.read_bytes()).hexdigest())
 
 
-def flip_bit(tensor: torch.Tensor) -> None:
-    tensor.as_strided((tensor.numel(),), (1,)).view(torch.int32)[3] ^= 1
+def flip_bit(tensor: torch.Tensor, bit: int = 0) -> None:
+    tensor.as_strided((tensor.numel(),), (1,)).view(torch.int32)[3] ^= 1 << bit
 
 
 def test_other_workers_and_algorithms_find_the_recorded_bits(run: Path) -> None:
@@ -136,7 +136,8 @@ def test_a_checkpoint_without_a_part_is_one_line(run: Path) -> None:
 
 
 def test_a_flipped_bit_in_the_optimizer_is_found_by_its_effect(run: Path) -> None:
-    change_checkpoint(run, 5, lambda state: flip_bit(state["optimizer"]["state"][0]["momentum_buffer"]))
+    # A high bit: the lowest may need more than a step to reach the loss.
+    change_checkpoint(run, 5, lambda state: flip_bit(state["optimizer"]["state"][0]["momentum_buffer"], 22))
     found = verified(run, "5:9")
     assert found.difference.startswith("first in the weights after step 6: ")
     assert "the first loss that differs is that of step 7: " in found.difference
