@@ -44,6 +44,9 @@ def study(
     only: Annotated[
         str, typer.Option(metavar="PATTERN", help="Run only the arms whose name fits, such as '*16 %'; show all.")
     ] = "",
+    earlier: Annotated[
+        Path | None, typer.Option(metavar="RUNS.CSV", help="Results of an earlier session, which are not run again.")
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -55,5 +58,7 @@ def study(
     from megabatch.tune.arms import tune_arm
 
     overrides, values = changes(set_, data), tuple(vary or ())
-    request = StudyRequest(target, values, overrides, seeds, baseline, jobs, output, collect, as_json, scale, only)
+    request = StudyRequest(
+        target, values, overrides, seeds, baseline, jobs, output, collect, as_json, scale, only, earlier
+    )
     raise typer.Exit(conduct(request, tune_arm))

@@ -20,6 +20,7 @@ from megabatch.plan.convergence import ConvergenceLaw
 from megabatch.report.drawing import has_matplotlib, write_figures
 from megabatch.report.figure import Figure
 from megabatch.report.run import PAGE_FILE, SUMMARY_FILE, read_json
+from megabatch.study.earlier import EarlierRuns, read_earlier
 from megabatch.study.figure import by_arm, by_batch_size, by_target, write_page
 from megabatch.study.plan import Arm, Study, StudyRun, from_file, from_grid, is_study_file, slug
 from megabatch.study.results import ArmResult, arm_rows, arms_table, collect, left_out, statements
@@ -43,6 +44,7 @@ class StudyRequest:
     as_json: bool = False
     scale: str = ""
     only: str = ""
+    earlier: Path | None = None
 
 
 def plan_of(request: StudyRequest) -> Study:
@@ -74,35 +76,37 @@ def conduct(request: StudyRequest, tune_arm: TuneArm | None = None) -> int:
         raise ConfigError(f"--only '{request.only}' fits no arm; arms: {names}")
     output = (request.output or Path("runs") / f"study-{slug(Path(request.target).stem)}").absolute()
     console = Console(stderr=request.as_json, highlight=False, soft_wrap=True)
+    planned, earlier = study, read_earlier(request.earlier, study) if request.earlier else {}
     if request.collect_only:
         if tune_arm is not None:
-            for arm in study.arms:
-                study = study.with_arm(tune_arm(study, arm, output, request, print))
-        _write_and_tell(study, output, request, console, study.runs())
+            for arm in planned.arms:
+                study = study.with_arm(tune_arm(planned, arm, output, request, print))
+        _write_and_tell(study, output, request, console, earlier)
         return 0
     outcomes: list[Outcome] = []
     problems: list[str] = []
     left = 0
     if study.tune is None or tune_arm is None:
-        own = [run for run in study.runs() if run.arm in chosen]
+        own = [run for run in study.runs() if run.arm in chosen and (run.arm, run.seed) not in earlier]
         outcomes, left = _run(study.title, own, output, request, console)
     else:
-        for arm in study.arms:
+        for arm in planned.arms:
+            is_wanted = arm.name in chosen and any((arm.name, seed) not in earlier for seed in range(arm.seeds))
             try:
-                collecting = replace(request, collect_only=arm.name not in chosen)
-                tuned = tune_arm(study, arm, output, collecting, lambda line: console.print(line, markup=False))
+                collecting = replace(request, collect_only=not is_wanted)
+                tuned = tune_arm(planned, arm, output, collecting, lambda line: console.print(line, markup=False))
             except TrainingError as error:
                 problems.append(str(error))
                 continue
             study = study.with_arm(tuned)
-            if arm.name not in chosen:
+            if not is_wanted:
                 continue
-            own = [run for run in study.runs() if run.arm == arm.name]
+            own = [run for run in study.runs() if run.arm == arm.name and (run.arm, run.seed) not in earlier]
             ended, left = _run(arm.name, own, output, request, console)
             outcomes += ended
             if left:
                 break
-    _write_and_tell(study, output, request, console, study.runs())
+    _write_and_tell(study, output, request, console, earlier)
     failed = [outcome for outcome in outcomes if outcome.state == "failed"]
     problems += [f"{outcome.run.arm}, seed {outcome.run.seed}: {outcome.reason}" for outcome in failed]
     for problem in problems:
@@ -129,14 +133,14 @@ def _run(
     return outcomes, sum(run.key not in ended for run in missing)
 
 
-def _write_and_tell(
-    study: Study, output: Path, request: StudyRequest, console: Console, runs: Sequence[StudyRun]
-) -> None:
+def _write_and_tell(study: Study, output: Path, request: StudyRequest, console: Console, earlier: EarlierRuns) -> None:
     evaluate_ensembles(study, output)
-    results = collect(study, output)
+    runs = study.runs()
+    results = collect(study, output, earlier)
     if not results:
         console.print("no run has finished yet: nothing to show")
         return
+    output.mkdir(parents=True, exist_ok=True)  # all of them may be earlier results
     rows = arm_rows(results, study.margin_points)
     table = arms_table(results, study.margin_points)
     said = [*statements(results, study.margin_points, study.paired), *left_out(study, results)]

@@ -18,28 +18,12 @@ from megabatch.errors import DataError
 from megabatch.report.run import ENSEMBLE_FILE, SUMMARY_FILE, read_json
 from megabatch.schedule.batch import parse_stages
 from megabatch.study.compare import Comparison, Spread, compare, compare_pairs, holm, spread
+from megabatch.study.earlier import EarlierRuns, RunResult
 from megabatch.study.plan import Arm, Study
 from megabatch.study.run import divergence
 from megabatch.text import markdown_table
 
 _MANY_ARMS = 8  # without any run are counted, not named
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """One finished run, seen through the metric of an arm."""
-
-    arm: str
-    seed: int
-    percent: float
-    steps: int
-    epochs: float
-    global_batch_size_first: int
-    global_batch_size_last: int
-    training_seconds: float
-    workers: int
-    skipped_steps: int
-    diverged: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,12 +49,15 @@ class ArmResult:
         return self.comparison.verdict(self.arm.margin_points or margin_points) if self.comparison else None
 
 
-def collect(study: Study, output: Path) -> list[ArmResult]:
-    """Read the finished runs of every arm that has any; runs still missing are left out."""
+def collect(study: Study, output: Path, earlier: EarlierRuns | None = None) -> list[ArmResult]:
+    """Read the finished runs of every arm that has any; runs still missing are left out.
+
+    earlier: results whose run folders are gone; DataError where such a run is there too and came to something else.
+    """
     settings = {run.key: run.config for run in study.runs()}
     found: list[ArmResult] = []
     for arm in study.arms:
-        runs = []
+        runs = {seed: row for (name, seed), row in (earlier or {}).items() if name == arm.name}
         for run in study.runs_of(arm):
             path = output / run / SUMMARY_FILE
             if run not in settings:
@@ -83,23 +70,27 @@ def collect(study: Study, output: Path) -> list[ArmResult]:
             if value is None:
                 raise DataError(f"'{path}' has no number '{arm.metric}', which arm '{arm.name}' looks at; name another")
             totals = parse_stages(settings[run].train.global_batch_size).global_batch_sizes
-            runs.append(
-                RunResult(
-                    arm=arm.name,
-                    seed=settings[run].train.seed,
-                    percent=100.0 * value,
-                    steps=summary["steps"],
-                    epochs=summary["epoch"],
-                    global_batch_size_first=totals[0],
-                    global_batch_size_last=totals[-1],
-                    training_seconds=summary["training_seconds"],
-                    workers=summary["workers"],
-                    skipped_steps=summary["skipped_steps"],
-                    diverged=diverged is not None,
-                )
+            row = RunResult(
+                arm=arm.name,
+                seed=settings[run].train.seed,
+                percent=100.0 * value,
+                steps=summary["steps"],
+                epochs=summary["epoch"],
+                global_batch_size_first=totals[0],
+                global_batch_size_last=totals[-1],
+                training_seconds=summary["training_seconds"],
+                workers=summary["workers"],
+                skipped_steps=summary["skipped_steps"],
+                diverged=diverged is not None,
             )
+            if (known := runs.setdefault(row.seed, row)).percent != row.percent:
+                raise DataError(
+                    f"arm '{arm.name}', seed {row.seed}: '{output / run}' has {row.percent:g} %, the earlier result is "
+                    f"{known.percent:g} %; take out the one that is not of this study"
+                )
         if runs:
-            found.append(ArmResult(arm, tuple(runs), spread([run.percent for run in runs])))
+            by_seed = tuple(runs[seed] for seed in sorted(runs))
+            found.append(ArmResult(arm, by_seed, spread([run.percent for run in by_seed])))
     return compared(found, study.paired)
 
 

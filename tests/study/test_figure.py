@@ -9,9 +9,10 @@ import pytest
 from megabatch.report.drawing import write_figures
 from megabatch.report.figure import Figure, Missing
 from megabatch.study.compare import spread
+from megabatch.study.earlier import RunResult
 from megabatch.study.figure import by_arm, by_batch_size, write_page
 from megabatch.study.plan import Arm
-from megabatch.study.results import ArmResult, RunResult, arm_rows, compared
+from megabatch.study.results import ArmResult, arm_rows, compared
 
 
 def arm(name: str, values: list[float], batch: int, group: str = "") -> ArmResult:

@@ -80,6 +80,7 @@ def test_an_arm_whose_trials_all_diverge_is_named_and_the_others_go_on(
 [[arm]]
 name = "milder"
 search = ["optimizer.lr_factor=0.5:2:log"]
+set = ["optimizer.lr_factor=8"]
 
 [[arm]]
 name = "as it is"
@@ -108,6 +109,9 @@ tuned_as = "nesterov"
     assert larger.config(0) == milder.config(0).model_copy(
         update={"train": milder.config(0).train.model_copy(update={"global_batch_size": 40})}
     )
+    # What ran is what was found too: the search replaces the level that `milder` begins with.
+    settings = (output / "logs").glob("*larger-seed-0.toml")
+    assert [load_config(str(path)).optimizer.lr_factor for path in settings] == [found]
     assert not (output / "tune" / "as-it-is").exists()
     rows = json.loads((output / "study.json").read_text())["arms"]
     assert [row["arm"] for row in rows] == list(THREE)
