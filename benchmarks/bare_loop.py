@@ -3,7 +3,7 @@
 Same network, same images, same batch, same ghost batches accumulated under `no_sync`, same augmentation (pad, random
 crop, flip), same optimizer. No checkpoints, no evaluation, no logging but a line with the time.
 
-    torchrun --nproc-per-node 2 -m benchmarks.bare_loop --steps 40
+    torchrun --nproc-per-node 2 -m benchmarks.bare_loop --steps 40 --output bare.jsonl
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def augment(images: Tensor, padding: int) -> Tensor:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--batch-total", type=int, default=1024)
-    parser.add_argument("--ghost-batch", type=int, default=64)
+    parser.add_argument("--global-batch-size", type=int, default=1024)
+    parser.add_argument("--ghost-batch-size", type=int, default=64)
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
     torch.set_num_threads(1)

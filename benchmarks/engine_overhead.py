@@ -3,7 +3,7 @@
     python -m benchmarks.engine_overhead [--rounds 12] [--block-seconds 3] [--workers 2]
 
 Both train the demo's network on Fashion-MNIST with the same batch and ghost batches, both are started once, and then
-take turns of a few seconds: one is stopped (SIGSTOP) while the other runs, in the order engine, bare, bare, engine.
+take turns of a few seconds: one is stopped (SIGSTOP) while the other runs, in an order that changes with every round.
 A step's time is the wall-clock from its end back to the end of the one before, so logging, progress, metrics and
 TensorBoard of the engine are inside; steps that span a stop are left out. A round's ratio is between the medians of
 its two blocks, next to each other in time.
@@ -13,37 +13,52 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 TARGET = 1.03
 MANY_STEPS = 1_000_000
+SETTINGS = (
+    *("train.epochs=100000", "train.evaluate_every_epochs=0", "checkpoint.every_epochs=0"),
+    *("optimizer.lr=0.1", "train.threads_per_worker=1", "train.global_batch_size=1024"),
+    "comm.algorithm=backend",  # as the bare loop: what is compared is the engine, not the all-reduce
+)
 
 
 class Contestant:
-    """A training under way: a launcher, its workers, and the file to which it writes a line per step."""
+    """A training under way: a launcher, its workers, and the file to which it writes a line per step.
 
-    def __init__(self, words: list[str], log: Path) -> None:
-        self.log = log
-        self._process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    told: a file for all that it says.
+    """
+
+    def __init__(self, words: list[str], log: Path, told: Path) -> None:
+        self.log, self._told = log, told
+        with told.open("wb") as output:
+            self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What it wrote about each step so far."""
+        if self._process.poll() is not None:
+            said = self._told.read_text(errors="replace").strip().splitlines()[-5:]
+            raise SystemExit("\n".join([*said, f"{self._told.stem} ended with {self._process.returncode}"]))
+        if not self.log.exists():
+            return []
+        return [json.loads(line) for line in self.log.read_bytes().split(b"\n")[:-1]]
 
     def ends(self) -> list[float]:
         """When each step so far ended, in seconds on the contestant's own clock."""
-        if self._process.poll() is not None:
-            raise SystemExit(f"{self.log.name} stopped being written: the run ended with {self._process.returncode}")
-        if not self.log.exists():
-            return []
-        lines = self.log.read_bytes().split(b"\n")[:-1]
-        return [json.loads(line)["wall_seconds"] for line in lines]
+        return [row["wall_seconds"] for row in self.rows()]
 
     def wait_for(self, steps: int, seconds: float = 180.0) -> None:
         deadline = time.monotonic() + seconds
@@ -57,11 +72,12 @@ class Contestant:
             process.suspend()
 
     def run_for(self, seconds: float) -> list[float]:
-        """Let it run for a while; the times of the steps that lie within."""
+        """Let it run for a while, at least two steps; the times of the steps that lie within."""
         before = len(self.ends())
         for process in self._family():
             process.resume()
         time.sleep(seconds)
+        self.wait_for(before + 2)
         self.pause()
         # The first step of the block began before the pause.
         return [end - start for start, end in pairwise(self.ends()[before:])]
@@ -76,41 +92,43 @@ class Contestant:
         return [*launcher.children(recursive=True), launcher]
 
 
-def start_engine(workers: int, folder: Path, extra: tuple[str, ...] = ()) -> Contestant:
-    settings = ["train.epochs=100000", "train.evaluate_every_epochs=0", "checkpoint.every_epochs=0"]
-    settings += ["optimizer.lr=0.1", "train.threads_per_worker=1", "train.global_batch_size=1024"]
-    settings += [
-        *extra,
-        "comm.algorithm=backend",
-    ]  # as the bare loop: what is compared is the engine, not the all-reduce
+def start_engine(workers: int, folder: Path, settings: Sequence[str] = SETTINGS) -> Contestant:
     words = [sys.executable, "-m", "megabatch", "train", "demo", "--workers", str(workers), "--output", str(folder)]
     words += [word for setting in settings for word in ("--set", setting)]
-    return Contestant(words, folder / "metrics.jsonl")
+    return Contestant(words, folder / "metrics.jsonl", folder.with_name(f"{folder.name}.told"))
+
+
+def start_torchrun(workers: int, log: Path, words: Sequence[str]) -> Contestant:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
+    return Contestant([*launcher, "-m", *words, "--output", str(log)], log, log.with_suffix(".told"))
 
 
 def start_bare(workers: int, log: Path) -> Contestant:
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
-    words += ["-m", "benchmarks.bare_loop", "--steps", str(MANY_STEPS), "--output", str(log)]
-    return Contestant(words, log)
+    return start_torchrun(workers, log, ["benchmarks.bare_loop", "--steps", str(MANY_STEPS)])
 
 
 def take_turns(
-    rounds: int, block_seconds: float, start_one: Callable[[], Contestant], start_other: Callable[[], Contestant]
-) -> list[tuple[float, float]]:
-    """Seconds per step of both in every round; one stands still while the other starts or runs."""
+    rounds: int, block_seconds: float, starts: Sequence[Callable[[], Contestant]], seed: int = 0
+) -> list[tuple[float, ...]]:
+    """Seconds per step of every contestant in every round; all others stand still while one starts or runs.
+
+    The order is drawn anew for every other round, and the round after it goes the other way round.
+    """
     with ExitStack() as stack:
-        both = []
-        for start in (start_one, start_other):
-            both.append(start())
-            stack.callback(both[-1].kill)
-            both[-1].wait_for(5)
-            both[-1].pause()
-        medians = []
+        contestants = []
+        for start in starts:
+            contestants.append(start())
+            stack.callback(contestants[-1].kill)
+            contestants[-1].wait_for(5)
+            contestants[-1].pause()
+        medians, chance, order = [], random.Random(seed), list(range(len(contestants)))
         for number in range(rounds):
-            pair = {}
-            for contestant in reversed(both) if number % 2 else both:
-                pair[contestant] = statistics.median(contestant.run_for(block_seconds))
-            medians.append((pair[both[0]], pair[both[1]]))
+            if number % 2:
+                order.reverse()
+            else:
+                chance.shuffle(order)
+            found = {place: statistics.median(contestants[place].run_for(block_seconds)) for place in order}
+            medians.append(tuple(found[place] for place in range(len(contestants))))
         return medians
 
 
@@ -125,8 +143,10 @@ def main() -> None:
         medians = take_turns(
             options.rounds,
             options.block_seconds,
-            lambda: start_engine(options.workers, Path(folder) / "engine"),
-            lambda: start_bare(options.workers, Path(folder) / "bare.jsonl"),
+            (
+                lambda: start_engine(options.workers, Path(folder) / "engine"),
+                lambda: start_bare(options.workers, Path(folder) / "bare.jsonl"),
+            ),
         )
     ratios = sorted(engine / bare for engine, bare in medians)
     result = {

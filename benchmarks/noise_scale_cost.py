@@ -15,7 +15,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from benchmarks.engine_overhead import start_engine, take_turns
+from benchmarks.engine_overhead import SETTINGS, start_engine, take_turns
 
 
 def main() -> None:
@@ -27,12 +27,14 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        measured = (f"batch_control.measure_every_steps={options.every}",)
+        measured = (*SETTINGS, f"batch_control.measure_every_steps={options.every}")
         medians = take_turns(
             options.rounds,
             options.block_seconds,
-            lambda: start_engine(options.workers, Path(folder) / "with", measured),
-            lambda: start_engine(options.workers, Path(folder) / "without"),
+            (
+                lambda: start_engine(options.workers, Path(folder) / "with", measured),
+                lambda: start_engine(options.workers, Path(folder) / "without"),
+            ),
         )
     ratios = sorted(one / other for one, other in medians)
     result = {

@@ -27,7 +27,7 @@ TOGETHER = (
 def group_of(nodeid: str) -> str:
     """Tests with the same answer run in one process: a test alone, a file of `TOGETHER`, or the network's."""
     path = nodeid.partition("::")[0].removeprefix("tests/")
-    if path.startswith("benchmarks_netlab/"):
+    if path.startswith("benchmarks_netlab/") or path == "benchmarks/test_tune_hosts.py":
         return "network"  # namespaces and shapers of one machine
     return path if path in TOGETHER else nodeid
 

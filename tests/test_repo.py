@@ -335,6 +335,13 @@ def test_a_command_that_does_not_exist_is_seen(line: str) -> None:
         check_command(line)
 
 
+def test_the_readme_of_the_benchmarks_lists_every_script() -> None:
+    told = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    names = [path.stem for path in (ROOT / "benchmarks").glob("*.py")]
+    missing = [name for name in names if f"benchmarks.{name}" not in told and f"`{name}.py`" not in told]
+    assert not missing, f"benchmarks/README.md does not name {missing}"
+
+
 def test_a_class_name_occurs_once() -> None:
     sources = [(ROOT / path).read_text(encoding="utf-8") for path in python_files("megabatch")]
     names = Counter(node.name for one in sources for node in ast.walk(ast.parse(one)) if isinstance(node, ast.ClassDef))

@@ -1,9 +1,14 @@
+import random
+import statistics
+
 import pytest
 
 from benchmarks.allreduce_table import (
     TARGETS,
+    AutoShare,
     CellResult,
     Timing,
+    auto_against_best,
     nominal_links,
     predicted_seconds,
     prediction_lines,
@@ -17,11 +22,17 @@ SHAPE = GridShape((4, 4))
 
 
 def timing(milliseconds: float) -> Timing:
-    return Timing(milliseconds / 1e3, milliseconds / 1e3, milliseconds / 1e3, 5)
+    return Timing.of([[milliseconds / 1e3] * 5])
 
 
 def cell(**milliseconds: float) -> CellResult:
     return CellResult("shared-nic", 100_000, {name: timing(value) for name, value in milliseconds.items()})
+
+
+def assert_share(found: AutoShare | None, best: str, reaches: float, twin: float) -> None:
+    assert found is not None
+    assert found.best == best
+    assert [found.reaches, found.twin] == pytest.approx([reaches, twin])
 
 
 def test_the_slowest_rank_decides_each_iteration() -> None:
@@ -43,10 +54,53 @@ def test_the_two_ratios_are_kept_apart() -> None:
 
 def test_auto_is_compared_with_the_best_named_algorithm() -> None:
     measured = cell(backend=120, torus=40, direct=30, auto=40)
-    assert measured.best == "direct"
-    assert measured.auto_reaches == pytest.approx(0.75)
+    assert_share(measured.auto, "direct", 0.75, 1.0)
     # Auto itself may not become the best one to compare with.
     assert cell(backend=120, auto=20).best == "backend"
+    assert cell(backend=120, torus=20).best == "torus"
+    assert cell(backend=120, torus=20).auto is None
+
+
+def test_rounds_that_choose_the_best_do_not_compare_it() -> None:
+    """Each is lucky in half of the rounds: by all medians of a half it would be twice as fast as `auto`, and is not."""
+    seconds = {
+        "torus": [1.0, 4.0, 1.0, 4.0],  # the best of the first, third, ... round
+        "direct": [4.0, 2.0, 4.0, 2.0],  # and of the others
+        "auto": [2.0, 2.0, 2.0, 2.0],
+    }
+    # torus is compared on 4.0 against 2.0, direct on 4.0 against 2.0: both slower than auto.
+    assert_share(auto_against_best(seconds), "torus or direct", 2.0, 1.0)
+
+
+def test_the_twin_is_the_best_between_halves_of_the_rounds_that_compare() -> None:
+    seconds = {
+        "ring": [9.0] * 8,
+        "torus": [1.0, 2.0, 4.0, 2.0, 1.0, 3.0, 4.0, 3.0],
+        "auto": [4.0] * 8,
+    }
+    # First half 1 4 1 4, chosen with 2.5; second 2 2 3 3, chosen with 2.5. On the second: 2.5 / 4, itself 2.5 / 2.5; on
+    # the first: 2.5 / 4, itself 1 / 4. The geometric mean of 1 and 1/4 is 1/2.
+    assert_share(auto_against_best(seconds), "torus", 0.625, 0.5)
+
+
+def test_luck_among_equals_does_not_make_auto_slower() -> None:
+    """Nine equal algorithms with noise: the best of eight medians looks faster than `auto`, the chosen one does not."""
+    chance, shares, naive = random.Random(0), [], []
+    for _ in range(200):
+        seconds = {name: [chance.lognormvariate(0, 0.3) for _ in range(20)] for name in [*"abcdefgh", "auto"]}
+        found = auto_against_best(seconds)
+        assert found is not None
+        shares.append(found.reaches)
+        best = min(statistics.median(rounds) for name, rounds in seconds.items() if name != "auto")
+        naive.append(best / statistics.median(seconds["auto"]))
+    assert statistics.mean(naive) < 0.92
+    assert 0.98 < statistics.mean(shares) < 1.03
+
+
+def test_too_few_rounds_say_nothing() -> None:
+    assert auto_against_best({"torus": [1.0], "auto": [1.0]}) is None
+    assert auto_against_best({"auto": [1.0, 1.0]}) is None
+    assert auto_against_best({"torus": [1.0, 1.0], "auto": [2.0, 2.0]}) == AutoShare("torus", 0.5, None)
 
 
 def test_what_was_not_measured_has_no_ratio() -> None:
