@@ -65,7 +65,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "comm.calibration",
     },
     "workers": BELOW | {"comm"},
-    "train": BELOW | {"recipes", "comm", "optim", "model", "data", "report", "workers", "plan.plan_file"},
+    "train": BELOW | {"recipes", "comm", "optim", "model", "data", "report", "workers"},
     "study": BELOW | {"recipes", "report", "train.run_dir", "workers.stop", "workers.world", "plan.convergence"},
     "tune": BELOW | {"recipes", "report", "data.formats", "study", "train.run_dir"},
     "use": BELOW | {"recipes", "model", "data", "report", "workers", "train"},
@@ -84,7 +84,7 @@ TORCH_FREE = (
     *("megabatch.comm.phases", "megabatch.comm.shape"),
     *("megabatch.comm.price", "megabatch.comm.calibration"),
     # A mistake in a recipe, a folder or a launcher's variables is told without the seconds that torch takes to load.
-    *("megabatch.train.entry", "megabatch.train.run_dir", "megabatch.train.words"),
+    *("megabatch.train.entry", "megabatch.train.run_dir", "megabatch.cli.words"),
     *("megabatch.workers.token", "megabatch.workers.world"),
     *("megabatch.study.conduct", "megabatch.tune.conduct", "megabatch.tune.journal"),
     *("megabatch.plan.request", "megabatch.plan.show", "megabatch.plan.validate"),

@@ -81,8 +81,8 @@ def train(
 
     Alone it starts its own local workers; under torchrun, srun or mpirun it joins them.
     """
+    from megabatch.cli.words import TrainWords, make_request
     from megabatch.train.entry import train_here
-    from megabatch.train.words import TrainWords, make_request
 
     words = request_of(TrainWords, ctx, overrides=changes(set_, data))
     request, num_local = make_request(words, os.environ, partial(print, flush=True))
