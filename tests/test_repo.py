@@ -30,9 +30,7 @@ NOT_OURS = {
     *("build", "dist", "runs"),
 }
 
-# Who may import whom, besides itself:
-# errors <- files <- schedule <- config <- recipes, comm, optim, model, data, report <- workers <- train
-# <- use, bench, study <- tune <- cli.
+# Who may import whom, besides itself; CONTRIBUTING.md draws it as one chain.
 # `report` and `plan` stay light enough for any laptop; `plan` prices the phases that `comm` executes.
 BELOW = {"errors", "files", "text", "foreign", "machine", "schedule", "config"}
 MAY_IMPORT: dict[str, set[str]] = {
@@ -199,6 +197,19 @@ def test_imports_go_one_way() -> None:
 )
 def test_a_wrong_import_is_seen(module: str, source: str, bad: set[str]) -> None:
     assert forbidden(module, imports_in(source, f"megabatch.{module}")) == bad
+
+
+@pytest.mark.parametrize("document", ["CONTRIBUTING.md", "docs/design.md"])
+def test_the_chain_of_imports_in_the_documents_is_true(document: str) -> None:
+    chain = re.search(r"errors <- .*?<- cli", (ROOT / document).read_text(encoding="utf-8"), re.DOTALL)
+    assert chain is not None
+    links = [set(link.split(", ")) for link in " ".join(chain[0].split()).split(" <- ")]
+    left: set[str] = set()
+    for link in links:
+        for area in link:
+            assert {name.split(".")[0] for name in MAY_IMPORT[area]} <= left, area
+        left |= link
+    assert left == MAY_IMPORT.keys() - {"__main__"}
 
 
 def test_what_must_start_at_once_does_not_load_torch() -> None:
