@@ -87,6 +87,14 @@ class RunState:
         is_new, self.phase = number != self.phase, number
         return is_new
 
+    def has_left(self, phase_number: int) -> bool:
+        """Whether the run is in another phase by now: then what is under way in this one ends.
+
+        A rank of an elastic run may be behind when ranks meet. It takes the state of one that is further, which may
+        have begun a later phase, and goes on there.
+        """
+        return self.phase != phase_number
+
     def leave_trunk(self, branch_clock: Clock, trunk: TrainingState) -> None:
         """A branch begins; the trunk waits where it is, and as it is."""
         self.trunk_clock, self.clock, self.trunk = self.clock, branch_clock, trunk

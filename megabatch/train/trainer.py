@@ -123,7 +123,7 @@ class Trainer:
             number, ending = self.state.phase, Ending.OVER
             while ending == Ending.OVER and number < len(self.phases):
                 ending = self._run_phase(self.phases[number])
-                number = max(number + 1, self.state.phase)  # a rank that was further may have shared its state
+                number = self.state.phase if self.state.has_left(number) else number + 1
 
             summary = self.workers.together(lambda: self._conclude(ending))
         if self.world.is_main:
@@ -144,8 +144,8 @@ class Trainer:
     def _train_steps(self, phase: TrainingPhase) -> Ending:
         """Make the steps that are left of a phase, as long as the same ranks take part."""
         config, components, state = self.config, self.components, self.state
-        if state.phase != phase.number:
-            return Ending.OVER  # a rank that was further has shared its state
+        if state.has_left(phase.number):
+            return Ending.OVER
         if state.made is not None:  # with others than those who are there now
             self._finish_step(phase, state.made)
         control = control_of(config, phase, state.clock, self.world.rank, self.world.size, components.adaptive)
@@ -296,17 +296,16 @@ class Trainer:
             assert state.trunk_clock is not None
             measured = components.adaptive.at(components.adaptive.observed) if components.adaptive else None
             yield resolved(phase, self.config, state.trunk_clock, measured)
-            is_behind = state.phase != phase.number  # a rank that was further has shared its state: stay there
-            if is_behind:
-                trunk.update(copied(components.trained.state_dict()))
-        if not is_behind:
+            if state.has_left(phase.number):
+                trunk.update(copied(components.trained.state_dict()))  # return to the state that was taken
+        if not state.has_left(phase.number):
             state.forget_trunk()
         self.evaluator.weights_changed()
 
     def _finish_member(self, phase: TrainingPhase) -> None:
         """Write the member that a branch has become."""
         state = self.state
-        if state.phase != phase.number or state.trunk_clock is None:  # a rank that was further has shared its state
+        if state.has_left(phase.number) or state.trunk_clock is None:
             return
         found = self._evaluate(phase)
         if self.world.is_main:
