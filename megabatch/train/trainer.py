@@ -198,7 +198,16 @@ class Trainer:
         """Count a step that has been made, and finish it; how the phase ends when it does."""
         state, adaptive = self.state, self.components.adaptive
         stop_now = result.stop_wanted and is_newest  # else after the step that has been started: it says so too
-        made = state.count_step(step, scheduled, result.columns, stop_wanted=stop_now)
+        made = MadeStep(
+            before=state.clock,
+            scheduled=scheduled,
+            columns=result.columns,
+            applied=result.applied,
+            step_seconds=result.step_seconds,
+            is_last=step.is_last,
+            stop_wanted=stop_now,
+        )
+        state.count_step(made, step.num_samples)
         if adaptive and not phase.is_branch:
             adaptive.observe(state.clock.epoch, result.noise_average)
         self.evaluator.weights_changed()
@@ -227,7 +236,7 @@ class Trainer:
 
         # A run whose gradients are not finite may be lost: its last good checkpoints must not make way for it.
         # The best weights so far are good ones, and `best` must not name a file that is not there.
-        if save_now and (made.columns["applied"] or made.stop_wanted or is_best):
+        if save_now and (made.applied or made.stop_wanted or is_best):
             self.evaluator.publish(phase, self.state.clock.samples)
             self.writer.save()
         state.finish_step()
