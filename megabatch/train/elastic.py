@@ -32,6 +32,7 @@ from megabatch.comm.shape import default_shape, parse_grid
 from megabatch.errors import LaunchError, MegabatchError
 from megabatch.files import append_line
 from megabatch.machine import host_name
+from megabatch.report.run import CONFIG_FILE, MEMBERSHIP_FILE, SUMMARY_FILE
 from megabatch.train.components import Components
 from megabatch.train.evaluate import Evaluator
 from megabatch.train.progress import Progress
@@ -48,8 +49,6 @@ T = TypeVar("T")
 
 ASK_SECONDS = 0.5
 """A worker that comes takes part after at most so long, and the step that is going on."""
-
-MEMBERSHIP_FILE = "membership.jsonl"
 
 _TRIES = 20
 
@@ -138,7 +137,7 @@ class ElasticRun:
         if not self._move(None).is_beginning:
             return Start.JOINED
         # All workers may have died, and others have taken their places: the run goes on from its checkpoint.
-        in_place_of_others = REPLACES_VARIABLE in os.environ and (trainer.folder / "config.toml").is_file()
+        in_place_of_others = REPLACES_VARIABLE in os.environ and (trainer.folder / CONFIG_FILE).is_file()
         return Start.RESUMED if broadcast(resume or in_place_of_others, bool) else Start.NEW
 
     def together(self, action: Callable[[], T]) -> T:
@@ -284,7 +283,7 @@ class ElasticRun:
 
         def end_if_finished() -> None:
             with suppress(OSError):
-                if (self._trainer.folder / "summary.json").stat().st_mtime > started:
+                if (self._trainer.folder / SUMMARY_FILE).stat().st_mtime > started:
                     print("the others have finished the run without this worker", flush=True)
                     os._exit(0)
 

@@ -12,6 +12,7 @@ from typing import Any
 from megabatch.comm.shape import GridShape, parse_grid
 from megabatch.config import Config
 from megabatch.errors import CheckpointError, LaunchError
+from megabatch.report.run import SUMMARY_FILE
 from megabatch.train.elastic_entry import check_elastic, start_elastic
 from megabatch.train.request import TrainRequest
 from megabatch.train.run_dir import check_output, default_output, is_default_output
@@ -94,7 +95,7 @@ def _start_workers(request: TrainRequest, world_size: int) -> int:
     else:
         max_restarts = request.config.comm.max_restarts
         stopped_by = start_workers(world_size, _start_work, request, max_restarts=max_restarts)
-    ended_well = (folder / "summary.json").is_file()  # stopped with a checkpoint, or finished after all
+    ended_well = (folder / SUMMARY_FILE).is_file()  # stopped with a checkpoint, or finished after all
     return 128 + stopped_by if stopped_by and not ended_well else 0
 
 

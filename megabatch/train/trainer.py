@@ -25,6 +25,7 @@ from megabatch.machine import host_name
 from megabatch.model.weights import weights_bytes
 from megabatch.optim.build import schedule_optimizer
 from megabatch.optim.groups import clear_state
+from megabatch.report.run import ENVIRONMENT_FILE, PLAN_FILE, RANKS_FILE, SUMMARY_FILE
 from megabatch.schedule.batch import Step
 from megabatch.schedule.clock import Clock
 from megabatch.train.audit import weights_digest
@@ -263,9 +264,9 @@ class Trainer:
         for line in changes_on_resume(self.folder, config, environment) if resume else []:
             self.progress.say(line)
         stack.enter_context(hold(self.folder, config, resume))
-        write_json(self.folder / "environment.json", environment)
+        write_json(self.folder / ENVIRONMENT_FILE, environment)
         if self.plan:
-            write_atomically(self.folder / "plan.json", self.plan)
+            write_atomically(self.folder / PLAN_FILE, self.plan)
 
     def _conclude(self, ending: Ending) -> dict[str, Any]:
         """Write what the run leaves behind, and return its summary; every rank must call it."""
@@ -278,8 +279,8 @@ class Trainer:
             if self.world.is_main:
                 if ending != Ending.STOPPED:
                     self._write_model(is_member=ending == Ending.OVER and bool(self.state.members))
-                write_json(self.folder / "ranks.json", ranks)
-                write_json(self.folder / "summary.json", summary)
+                write_json(self.folder / RANKS_FILE, ranks)
+                write_json(self.folder / SUMMARY_FILE, summary)
                 self.writer.end(summary)
         return summary
 
