@@ -247,7 +247,7 @@ def choose_device(backend: str, world: World | None) -> tuple[torch.device, str]
     number = 0 if num_devices == 1 else local_rank
     if number >= num_devices:
         raise LaunchError(
-            f"a worker is number {local_rank} on its host, which shows {num_devices} CUDA devices; "
+            f"a worker has local rank {local_rank} on a host that shows {num_devices} CUDA devices; "
             "start at most one worker per device, or set comm.backend=gloo to train on the CPU"
         )
     torch.cuda.set_device(number)

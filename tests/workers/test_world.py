@@ -254,7 +254,7 @@ def test_with_devices_each_worker_takes_its_own(monkeypatch: pytest.MonkeyPatch)
     assert choose_device("auto", None) == (torch.device("cuda", 0), "nccl")
     assert chosen == [1, 1, 0]
     assert choose_device("gloo", world) == (torch.device("cpu"), "gloo")
-    with pytest.raises(LaunchError, match="number 2 on its host, which shows 2 CUDA devices"):
+    with pytest.raises(LaunchError, match="local rank 2 on a host that shows 2 CUDA devices"):
         choose_device("auto", World(2, 3, 2, 3, "torchrun", "head", 1))
 
 
