@@ -92,5 +92,5 @@ def train(
         ghost, device = request.config.train.ghost_batch_size, device_memory()
         memory = count_memory(request.config, num_local or 1)
         print("\n".join(memory.lines(ghost, device)))
-        raise typer.Exit(1 if memory.verdict(ghost, device).startswith("DOES") else 0)
+        raise typer.Exit(1 if device and not memory.fits(device) else 0)
     raise typer.Exit(train_here(request, num_local, os.environ))
