@@ -19,7 +19,7 @@ import megabatch
 from megabatch.__main__ import main
 from megabatch.cli import app
 from megabatch.data import idx
-from megabatch.data.own import Fitted
+from megabatch.data.fit_to_set import Fitted
 from megabatch.errors import DataError
 from megabatch.recipes import load_config
 from megabatch.train import entry

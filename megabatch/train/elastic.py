@@ -42,7 +42,7 @@ from megabatch.train.run_writer import RunWriter
 from megabatch.train.state import RunState, take_state, whole_state
 from megabatch.workers.local import REPLACES_VARIABLE, STARTED_VARIABLE
 from megabatch.workers.membership import NEWCOMER, Membership, Roster, TooFewWorkersError
-from megabatch.workers.pack import pack, unpack
+from megabatch.workers.state_bytes import pack, unpack
 from megabatch.workers.stop import StopRequest
 
 T = TypeVar("T")
