@@ -73,11 +73,7 @@ def train_here(request: TrainRequest, workers: int | None, environ: Mapping[str,
         return _start_workers(request, world_size)
     if world is None:
         return _start_workers(request, workers or num_accelerators() or 1)
-    if workers not in (None, world.size):
-        raise LaunchError(
-            f"--workers {workers} was given but {world.launcher} started {world.size}; "
-            "leave --workers out, or make them agree"
-        )
+    world.check_size(workers)
     return run_as_worker(lambda: _work(world, request), world, environ, request.debug)
 
 

@@ -52,6 +52,14 @@ class World:
                 "check the launcher's variables"
             )
 
+    def check_size(self, workers: int | None) -> None:
+        """Refuse another number of workers than the launcher has started; None: any will do."""
+        if workers not in (None, self.size):
+            raise LaunchError(
+                f"--workers {workers} was given but {self.launcher} started {self.size}; "
+                "leave --workers out, or make them agree"
+            )
+
     @property
     def is_main(self) -> bool:
         return self.rank == 0

@@ -267,6 +267,14 @@ def test_a_worker_that_is_shown_one_device_takes_it(monkeypatch: pytest.MonkeyPa
     assert chosen == [0]
 
 
+def test_another_number_of_workers_than_the_launcher_has_started_is_refused() -> None:
+    world = World(0, 3, 0, 3, "torchrun", "head", 1)
+    world.check_size(3)
+    world.check_size(None)
+    with pytest.raises(LaunchError, match="--workers 2 was given but torchrun started 3; leave --workers out"):
+        world.check_size(2)
+
+
 def ask_main_rank(rank: int) -> tuple[int | None, str]:
     """What `on_main_rank` gives when the work is done, and the error when it is refused."""
 
