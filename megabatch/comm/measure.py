@@ -158,8 +158,8 @@ def gather(grid: ProcessGrid, values: Sequence[float]) -> list[list[float]]:
     return rows
 
 
-def from_rank_0(grid: ProcessGrid, text: str) -> str:
-    """Rank 0's text on every rank: the others add zeros to its bytes."""
+def from_main_rank(grid: ProcessGrid, text: str) -> str:
+    """The main rank's text on every rank: the others add zeros to its bytes."""
     (length, *_), *_ = gather(grid, [float(len(text.encode()))])
     numbers = torch.zeros(int(length), device=probe_device(grid))
     if grid.rank == 0:
@@ -168,17 +168,17 @@ def from_rank_0(grid: ProcessGrid, text: str) -> str:
     return bytes(int(number) for number in numbers.tolist()).decode()
 
 
-def on_rank_0(grid: ProcessGrid, work: Callable[[], str]) -> str:
-    """What `work` returns on rank 0, which alone does it, on every rank; its `ConfigError` is raised on every rank."""
+def on_main_rank_of(grid: ProcessGrid, work: Callable[[], str]) -> str:
+    """What `work` returns on the main rank, which alone does it, on every rank; so is its `ConfigError` raised."""
     text = error = ""
     if grid.rank == 0:
         try:
             text = work()
         except ConfigError as problem:
             error = str(problem)
-    if error := from_rank_0(grid, error):
+    if error := from_main_rank(grid, error):
         raise ConfigError(error)
-    return from_rank_0(grid, text)
+    return from_main_rank(grid, text)
 
 
 def probe_device(grid: ProcessGrid) -> torch.device:
