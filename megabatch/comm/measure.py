@@ -28,13 +28,13 @@ from megabatch.comm.failures import report_lost_peer
 from megabatch.comm.grid import ProcessGrid
 from megabatch.comm.p2p import PeerLostError, message_tag
 from megabatch.comm.phases import Division, Phase
+from megabatch.comm.price import UNCUT_BYTES
 from megabatch.errors import ConfigError
 
 _TINY_REPEATS = 5
 _FIRST_CHUNK_BYTES = 64 * 2**10
 _MAX_CHUNK_BYTES = 4 * 2**20
 _TELLING = 3
-_NO_SEGMENTS = 2**40
 _BACKEND_SIZES = (16 * 2**10, 2**20, 8 * 2**20)
 
 
@@ -202,7 +202,7 @@ class _Probe:
         self._lanes = grid.memory.claim(2)
         self.in_memory = own and bool(self._lanes) and axis in grid.memory
         self._ring, self._direct = (
-            Channel(grid, [(phase, Division())], _NO_SEGMENTS, own_primitives=own, lane=lane)
+            Channel(grid, [(phase, Division())], UNCUT_BYTES, own_primitives=own, lane=lane)
             for phase, lane in zip((ring, direct), self._lanes or (None, None), strict=True)
         )
 
