@@ -58,7 +58,7 @@ def memory(num_images: int, processes: int) -> list[float]:
 
 
 def start_up(entries: int, folder: Path) -> dict[str, float]:
-    """Seconds to find the shards, read the kept index and sort the first epoch's order."""
+    """Seconds to find the shards, read the cached index and sort the first epoch's order."""
     os.environ["MEGABATCH_DATA"] = str(folder / "cache")
     num_shards = -(-entries // IMAGES_PER_SHARD)
     shards = np.repeat(np.arange(num_shards, dtype=np.uint32), IMAGES_PER_SHARD)[:entries]
@@ -83,7 +83,7 @@ def start_up(entries: int, folder: Path) -> dict[str, float]:
 
 
 def _never() -> ShardIndex:
-    raise AssertionError("the kept index was not used")
+    raise AssertionError("the cached index was not used")
 
 
 def main() -> None:

@@ -20,19 +20,14 @@ from typing import Any
 
 import psutil
 
+from benchmarks.small_run import SMALL_RUN
+
 WORKERS, STEPS, HANG_SECONDS = 4, 200, 3.0
 SETTINGS = (
-    "data.source=generated",
-    "data.image_size=12",
-    "data.generated.num_train=330",
-    "data.generated.num_val=103",
-    "model.width=8",
-    "train.global_batch_size=40",
-    "train.ghost_batch_size=8",
+    *SMALL_RUN,
     "train.epochs=1000",
     "train.evaluate_every_epochs=3",
     "train.threads_per_worker=1",
-    "optimizer.lr=0.2",
     "checkpoint.every_epochs=0",
     "checkpoint.every_steps=7",
     "comm.max_restarts=100",

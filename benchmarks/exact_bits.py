@@ -28,21 +28,11 @@ from typing import Any
 
 import torch
 
+from benchmarks.small_run import SMALL_RUN
 from megabatch.train.checkpoint import decode, read_whole
 
 OUTPUT = Path(__file__).parents[1] / "docs" / "results" / "exact_bits.json"
 WORLDS, ALGORITHMS = (1, 2, 3, 4, 5, 8), ("backend", "ring", "torus", "hierarchical", "auto")
-SMALL = (
-    "data.source=generated",
-    "data.image_size=12",
-    "data.generated.num_train=330",
-    "data.generated.num_val=103",
-    "model.width=8",
-    "train.global_batch_size=40",
-    "train.ghost_batch_size=8",
-    "train.epochs=4",
-    "optimizer.lr=0.2",
-)
 LR = "optimizer.lr=[{{until_epoch=0.2, shape='linear', start={0}, end={1}}}, {{until_epoch=8, start={1}}}]"
 RECIPES: dict[str, tuple[str, ...]] = {
     "demo": (),
@@ -237,7 +227,7 @@ def main() -> None:
     for case in quick_cases() if options.quick else cases():
         if case.name not in stored["runs"]:
             with tempfile.TemporaryDirectory() as folder:
-                stored["runs"][case.name] = run(case, steps, Path(folder) / "run", SMALL if options.quick else ())
+                stored["runs"][case.name] = run(case, steps, Path(folder) / "run", SMALL_RUN if options.quick else ())
             if not options.quick:
                 OUTPUT.write_text(text_of(stored))
         found = stored["runs"][case.name]

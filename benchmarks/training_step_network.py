@@ -133,8 +133,8 @@ def _variant(name: str, grid: ProcessGrid, plan: StepPlan, report: StepReport) -
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     if name == _PLAIN:
         return _Variant(model, optimizer, None)
-    algorithm, _, wire = name.partition("+")
-    state, hook = gradient_hook(grid, algorithm, grad_dtype=getattr(torch, wire) if wire else None)
+    algorithm, _, grad_dtype = name.partition("+")
+    state, hook = gradient_hook(grid, algorithm, grad_dtype=getattr(torch, grad_dtype) if grad_dtype else None)
     if algorithm == "auto":
         report.choices = _auto_reasons(state)
     model.register_comm_hook(state, hook)

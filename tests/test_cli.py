@@ -19,7 +19,7 @@ import megabatch
 from megabatch.__main__ import main
 from megabatch.cli import app
 from megabatch.data import idx
-from megabatch.data.own import Fitted
+from megabatch.data.fit_to_set import Fitted
 from megabatch.errors import DataError
 from megabatch.recipes import load_config
 from megabatch.train import entry
@@ -242,7 +242,7 @@ def test_options_reach_the_training(command: Command, requests: list[tuple[Train
 def test_any_path_survives_on_its_way_to_the_settings(
     command: Command, requests: list[tuple[TrainRequest, int | None]], path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("megabatch.train.words.fit_to_set", lambda *_: Fitted((), ()))  # there is nothing to look at
+    monkeypatch.setattr("megabatch.cli.words.fit_to_set", lambda *_: Fitted((), ()))  # there is nothing to look at
     assert command("train", "demo", "--data", path).code == 0
     # Absolute, because workers, a resumed run and `evaluate` may stand in another folder.
     assert requests[0][0].config.data.path == str(Path(path).absolute())

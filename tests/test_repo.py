@@ -30,9 +30,7 @@ NOT_OURS = {
     *("build", "dist", "runs"),
 }
 
-# Who may import whom, besides itself:
-# errors <- files <- schedule <- config <- recipes, comm, optim, model, data, report <- workers <- train
-# <- use, bench, study <- tune <- cli.
+# Who may import whom, besides itself; CONTRIBUTING.md draws it as one chain.
 # `report` and `plan` stay light enough for any laptop; `plan` prices the phases that `comm` executes.
 BELOW = {"errors", "files", "text", "foreign", "machine", "schedule", "config"}
 MAY_IMPORT: dict[str, set[str]] = {
@@ -65,7 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "comm.calibration",
     },
     "workers": BELOW | {"comm"},
-    "train": BELOW | {"recipes", "comm", "optim", "model", "data", "report", "workers", "plan.plan_file"},
+    "train": BELOW | {"recipes", "comm", "optim", "model", "data", "report", "workers"},
     "study": BELOW | {"recipes", "report", "train.run_dir", "workers.stop", "workers.world", "plan.convergence"},
     "tune": BELOW | {"recipes", "report", "data.formats", "study", "train.run_dir"},
     "use": BELOW | {"recipes", "model", "data", "report", "workers", "train"},
@@ -84,7 +82,7 @@ TORCH_FREE = (
     *("megabatch.comm.phases", "megabatch.comm.shape"),
     *("megabatch.comm.price", "megabatch.comm.calibration"),
     # A mistake in a recipe, a folder or a launcher's variables is told without the seconds that torch takes to load.
-    *("megabatch.train.entry", "megabatch.train.run_dir", "megabatch.train.words"),
+    *("megabatch.train.entry", "megabatch.train.run_dir", "megabatch.cli.words"),
     *("megabatch.workers.token", "megabatch.workers.world"),
     *("megabatch.study.conduct", "megabatch.tune.conduct", "megabatch.tune.journal"),
     *("megabatch.plan.request", "megabatch.plan.show", "megabatch.plan.validate"),
@@ -199,6 +197,19 @@ def test_imports_go_one_way() -> None:
 )
 def test_a_wrong_import_is_seen(module: str, source: str, bad: set[str]) -> None:
     assert forbidden(module, imports_in(source, f"megabatch.{module}")) == bad
+
+
+@pytest.mark.parametrize("document", ["CONTRIBUTING.md", "docs/design.md"])
+def test_the_chain_of_imports_in_the_documents_is_true(document: str) -> None:
+    chain = re.search(r"errors <- .*?<- cli", (ROOT / document).read_text(encoding="utf-8"), re.DOTALL)
+    assert chain is not None
+    links = [set(link.split(", ")) for link in " ".join(chain[0].split()).split(" <- ")]
+    left: set[str] = set()
+    for link in links:
+        for area in link:
+            assert {name.split(".")[0] for name in MAY_IMPORT[area]} <= left, area
+        left |= link
+    assert left == MAY_IMPORT.keys() - {"__main__"}
 
 
 def test_what_must_start_at_once_does_not_load_torch() -> None:

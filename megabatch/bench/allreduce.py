@@ -24,7 +24,7 @@ from rich.table import Table
 
 from megabatch.comm.calibration import Calibration, MeasuredPoint, write_calibration_file
 from megabatch.comm.grid import ProcessGrid, Reducer
-from megabatch.comm.measure import calibrate, gather, on_rank_0, probe_device, race
+from megabatch.comm.measure import calibrate, gather, on_main_rank_of, probe_device, race
 from megabatch.comm.phases import ALGORITHMS, phases
 from megabatch.comm.select import make_reducer
 from megabatch.errors import CommunicationError, ConfigError, LaunchError, nearest
@@ -154,7 +154,7 @@ def print_rows(rows: Sequence[Row], console: Console | None = None, *, title: st
 
 
 def write_calibration(grid: ProcessGrid, rows: Sequence[Row], path: str | Path) -> Calibration:
-    """Measure the axes, join the rows, and let rank 0 write the file; all ranks must call it and get the same."""
+    """Measure the axes, join the rows; the main rank writes the file. All ranks must call it and get the same."""
     measured = calibrate(grid)
     points = tuple(
         MeasuredPoint(row.algorithm, row.message_bytes, row.p50_seconds) for row in rows if row.algorithm != "auto"
@@ -162,7 +162,7 @@ def write_calibration(grid: ProcessGrid, rows: Sequence[Row], path: str | Path) 
     if not any(point.algorithm == "backend" for point in points):
         points += measured.points
     calibration = replace(measured, points=points)
-    on_rank_0(grid, lambda: write_calibration_file(path, calibration))
+    on_main_rank_of(grid, lambda: write_calibration_file(path, calibration))
     return calibration
 
 

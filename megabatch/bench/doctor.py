@@ -89,7 +89,7 @@ def _launcher(environ: Mapping[str, str]) -> Finding:
         return _finding("launcher", None, "none: `megabatch train` starts local workers itself")
     text = (
         f"{world.launcher}: rank {world.rank} of {world.size}, "
-        f"number {world.local_rank} of {world.local_size} on this host, "
+        f"local rank {world.local_rank} of {world.local_size} on this host, "
         f"meeting at {world.meeting_host}:{world.meeting_port}"
     )
     return _finding("launcher", True, text)

@@ -34,7 +34,7 @@ import torch
 from megabatch.bench.doctor import Finding, examine_machine, examine_world, print_findings
 from megabatch.comm.allreduce import AllReducer
 from megabatch.comm.grid import ProcessGrid
-from megabatch.comm.measure import gather, on_rank_0, probe_device
+from megabatch.comm.measure import gather, on_main_rank_of, probe_device
 from megabatch.comm.phases import ALGORITHMS, num_channels, phases
 from megabatch.errors import ConfigError, MegabatchError, first_line
 from megabatch.files import write_atomically
@@ -115,7 +115,7 @@ def _test_in(world: World, request: SelfTestRequest) -> int:
 
 def checks(grid: ProcessGrid) -> list[Finding]:
     """Every check that needs the world; all ranks must call it. What cannot be done at all is bad, too."""
-    folder = on_rank_0(grid, lambda: tempfile.mkdtemp(prefix="megabatch-self-test-"))
+    folder = on_main_rank_of(grid, lambda: tempfile.mkdtemp(prefix="megabatch-self-test-"))
     try:
         findings = [_done("sum", partial(_sums, grid, name), f"{name}: ") for name in _algorithms(grid)]
         findings += [_done("integers", partial(_integers, grid, name), f"{name}: ") for name in _algorithms(grid)]
@@ -288,7 +288,7 @@ def _reduce_until_killed(world: World) -> int:
 
 def _told_by_main(grid: ProcessGrid, check: Callable[[], tuple[bool | None, str]]) -> tuple[bool | None, str]:
     """What the check of the main rank found, on every rank."""
-    found = json.loads(on_rank_0(grid, lambda: json.dumps(_done("", check))))
+    found = json.loads(on_main_rank_of(grid, lambda: json.dumps(_done("", check))))
     return found["good"], found["text"]
 
 

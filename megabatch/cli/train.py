@@ -81,8 +81,8 @@ def train(
 
     Alone it starts its own local workers; under torchrun, srun or mpirun it joins them.
     """
+    from megabatch.cli.words import TrainWords, make_request
     from megabatch.train.entry import train_here
-    from megabatch.train.words import TrainWords, make_request
 
     words = request_of(TrainWords, ctx, overrides=changes(set_, data))
     request, num_local = make_request(words, os.environ, partial(print, flush=True))
@@ -92,5 +92,5 @@ def train(
         ghost, device = request.config.train.ghost_batch_size, device_memory()
         memory = count_memory(request.config, num_local or 1)
         print("\n".join(memory.lines(ghost, device)))
-        raise typer.Exit(1 if memory.verdict(ghost, device).startswith("DOES") else 0)
+        raise typer.Exit(1 if device and not memory.fits(device) else 0)
     raise typer.Exit(train_here(request, num_local, os.environ))

@@ -33,7 +33,7 @@ from megabatch.comm.phases import (
     staggered,
     torus_form,
 )
-from megabatch.comm.price import DEFAULT_SEGMENT_BYTES
+from megabatch.comm.price import DEFAULT_SEGMENT_BYTES, UNCUT_BYTES
 from megabatch.comm.primitives import split
 from megabatch.comm.shared_memory import serves
 from megabatch.errors import ConfigError
@@ -42,7 +42,6 @@ CACHED_BYTES = 256 * 1024
 """Shorter messages pass through a cached buffer whose receives are posted before the next call begins."""
 
 _MAX_CACHED = 16
-_WHOLE = 2**62
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -119,7 +118,7 @@ class AllReducer:
             tag = message_tag(call, self._kind(flat, message.dtype))
             turn: Turn | None = None
             for channel, part in zip(channels, split(message, len(channels)), strict=True):
-                turn = Turn(turn) if channel.segment_bytes == _WHOLE else None
+                turn = Turn(turn) if channel.segment_bytes == UNCUT_BYTES else None
                 jobs.append(partial(channel.run, part, tag, divide_first=message is flat, turn=turn))
         explained = [partial(self._explained, job, call, task, flat) for job in jobs]
         if own_primitives:
@@ -225,7 +224,7 @@ class AllReducer:
         if own_primitives:
             phase_list = phases(self.algorithm, self.grid.shape, message.nbytes, separate_links=self._separate_links)
         # Staggered channels fill each other's gaps; smaller pieces would only be more messages.
-        segment_bytes = _WHOLE if staggered(phase_list) else self._segment_bytes
+        segment_bytes = UNCUT_BYTES if staggered(phase_list) else self._segment_bytes
         divided: Sequence[Division] = [Division()] * len(phase_list)
         if self.average:
             divided = divisions(phase_list, half_precision=message.dtype in _HALVES)

@@ -1,8 +1,8 @@
 """ProcessGrid: the workers of a job laid out in rows and columns, with one process group per axis.
 
 Groups are made with local synchronisation: a rank takes part only in the groups it belongs to, so set-up time depends
-on the length of the axes and not on the size of the world. Which shape the grid has, and which ranks share a
-host, goes through rank 0 and the job's key-value store before any communicator exists: one write and one read per rank.
+on the length of the axes and not on the size of the world. Which shape the grid has, and which ranks share a host, goes
+through the main rank and the job's key-value store before any communicator exists: one write and one read per rank.
 Ranks that were given different shapes, or do not come, end everywhere with the same one-line reason.
 """
 
@@ -32,7 +32,7 @@ from megabatch.machine import host_name
 __all__ = ["ProcessGrid"]
 
 DEFAULT_TIMEOUT_SECONDS = 300.0
-RANK_0_GRACE_SECONDS = 10.0
+MAIN_RANK_GRACE_SECONDS = 10.0
 
 _builds = itertools.count()
 
@@ -291,7 +291,7 @@ def check_grid_consistency(
     timeout_seconds: float,
     device: str = "",
 ) -> Layout:
-    """The layout on which all ranks rely: rank 0 collects each rank's shape and place, decides, and tells everybody.
+    """The layout on which all ranks rely: the main rank collects each rank's shape and place, decides, and tells all.
 
     Without a `wanted` shape on all ranks, it is the `default_shape` of their hosts.
     device: what a rank must have for itself alone; empty where it may be shared.
@@ -303,12 +303,12 @@ def check_grid_consistency(
     store.set(f"entry {rank}", json.dumps([wanted.text if wanted else "", host, device]))
     if rank == 0:
         store.set("verdict", json.dumps(_verdict(store, world_size, timeout_seconds)))
-    # Rank 0 needs its whole timeout to find out who is missing; only then can it say so.
+    # The main rank needs its whole timeout to find out who is missing; only then can it say so.
     try:
-        store.wait(["verdict"], timedelta(seconds=timeout_seconds + RANK_0_GRACE_SECONDS))
+        store.wait(["verdict"], timedelta(seconds=timeout_seconds + MAIN_RANK_GRACE_SECONDS))
     except RuntimeError:
         raise LaunchError(
-            f"rank 0 did not say within {timeout_seconds:g} s how the grid lies; look at the log of rank 0"
+            f"the main rank did not say within {timeout_seconds:g} s how the grid lies; look at the log of rank 0"
         ) from None
     decided = json.loads(store.get("verdict"))
     if "cannot launch" in decided:
@@ -326,7 +326,7 @@ def _own_device() -> str:
 
 
 def _verdict(store: Store, world_size: int, timeout_seconds: float) -> dict[str, object]:
-    """Rank 0's decision, or why there is none."""
+    """The main rank's decision, or why there is none."""
     keys = [f"entry {rank}" for rank in range(world_size)]
     with contextlib.suppress(RuntimeError):
         store.wait(keys, timedelta(seconds=timeout_seconds))

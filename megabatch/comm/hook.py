@@ -68,7 +68,7 @@ def gradient_hook(
     the row phase of one overlaps the column phase of another; the backend's own all-reduce takes one at a time.
     exact: sum in integers, so that bits do not depend on the number of ranks; needs a few more lines, see `exact`. An
     `ExactSums` that is there goes on.
-    say: is told on rank 0 what "auto" has chosen and why; None to be told nothing.
+    say: is told on the main rank what "auto" has chosen and why; None to be told nothing.
     """
     if exact and grad_dtype not in (None, torch.float32):
         raise ConfigError(f"exact sums travel as int32, grad_dtype {grad_dtype} was given too; give one of the two")

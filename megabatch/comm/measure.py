@@ -28,13 +28,13 @@ from megabatch.comm.failures import report_lost_peer
 from megabatch.comm.grid import ProcessGrid
 from megabatch.comm.p2p import PeerLostError, message_tag
 from megabatch.comm.phases import Division, Phase
+from megabatch.comm.price import UNCUT_BYTES
 from megabatch.errors import ConfigError
 
 _TINY_REPEATS = 5
 _FIRST_CHUNK_BYTES = 64 * 2**10
 _MAX_CHUNK_BYTES = 4 * 2**20
 _TELLING = 3
-_NO_SEGMENTS = 2**40
 _BACKEND_SIZES = (16 * 2**10, 2**20, 8 * 2**20)
 
 
@@ -158,8 +158,8 @@ def gather(grid: ProcessGrid, values: Sequence[float]) -> list[list[float]]:
     return rows
 
 
-def from_rank_0(grid: ProcessGrid, text: str) -> str:
-    """Rank 0's text on every rank: the others add zeros to its bytes."""
+def from_main_rank(grid: ProcessGrid, text: str) -> str:
+    """The main rank's text on every rank: the others add zeros to its bytes."""
     (length, *_), *_ = gather(grid, [float(len(text.encode()))])
     numbers = torch.zeros(int(length), device=probe_device(grid))
     if grid.rank == 0:
@@ -168,17 +168,17 @@ def from_rank_0(grid: ProcessGrid, text: str) -> str:
     return bytes(int(number) for number in numbers.tolist()).decode()
 
 
-def on_rank_0(grid: ProcessGrid, work: Callable[[], str]) -> str:
-    """What `work` returns on rank 0, which alone does it, on every rank; its `ConfigError` is raised on every rank."""
+def on_main_rank_of(grid: ProcessGrid, work: Callable[[], str]) -> str:
+    """What `work` returns on the main rank, which alone does it, on every rank; so is its `ConfigError` raised."""
     text = error = ""
     if grid.rank == 0:
         try:
             text = work()
         except ConfigError as problem:
             error = str(problem)
-    if error := from_rank_0(grid, error):
+    if error := from_main_rank(grid, error):
         raise ConfigError(error)
-    return from_rank_0(grid, text)
+    return from_main_rank(grid, text)
 
 
 def probe_device(grid: ProcessGrid) -> torch.device:
@@ -202,7 +202,7 @@ class _Probe:
         self._lanes = grid.memory.claim(2)
         self.in_memory = own and bool(self._lanes) and axis in grid.memory
         self._ring, self._direct = (
-            Channel(grid, [(phase, Division())], _NO_SEGMENTS, own_primitives=own, lane=lane)
+            Channel(grid, [(phase, Division())], UNCUT_BYTES, own_primitives=own, lane=lane)
             for phase, lane in zip((ring, direct), self._lanes or (None, None), strict=True)
         )
 

@@ -43,10 +43,10 @@ def gather(value: T, kind: type[T]) -> list[T]:
 
 
 def broadcast(value: T, kind: type[T]) -> T:
-    """What rank 0 of the default group passed; every rank must call it. What the others pass is not looked at.
+    """What the main rank passed; every rank must call it. What the others pass is not looked at.
 
     Raises:
-        CommunicationError: what rank 0 sent is too long or of another type.
+        CommunicationError: what the main rank sent is too long or of another type.
     """
     data = broadcast_bytes(_encode(value) if dist.get_rank() == 0 else None, _MAX_JSON_BYTES)
     assert data is not None
@@ -54,7 +54,7 @@ def broadcast(value: T, kind: type[T]) -> T:
 
 
 def broadcast_bytes(data: bytes | None, max_bytes: int = _MAX_STATE_BYTES) -> bytes | None:
-    """The bytes that rank 0 passed, or None; every rank must call it.
+    """The bytes that the main rank passed, or None; every rank must call it.
 
     Raises:
         CommunicationError: they are more than `max_bytes`.

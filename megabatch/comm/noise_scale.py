@@ -23,7 +23,7 @@ on workers, and one worker is enough as long as a step has two pieces.
 # No `from __future__ import annotations` here: DDP checks that a hook's annotations are classes, not strings.
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -33,13 +33,12 @@ from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from megabatch.comm.exact import ExactSums, memory_of_gradient
+from megabatch.comm.hook import Hook
 from megabatch.comm.interpreter_exit import hold_default_group
 from megabatch.comm.transfer import Reading, upload
 from megabatch.schedule.noise import NoiseAverage, noise_sample
 
 __all__ = ["NoiseScale"]
-
-Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 
 
 class NoiseScale:

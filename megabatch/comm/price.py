@@ -36,6 +36,7 @@ from megabatch.comm.shape import GridShape
 from megabatch.errors import ConfigError
 
 DEFAULT_SEGMENT_BYTES = 256 * 1024
+UNCUT_BYTES = 2**62  # of a segment: chunks travel whole
 RING_SEGMENTS = 2
 CHAIN_SEGMENTS = 16
 """The most pieces in which a chunk travels: see `primitives`, which cuts them."""
@@ -95,9 +96,8 @@ def all_reduce_seconds(
     channels = [0.0] * num_channels(phase_list)
     busy = [0.0] * len(shape.sizes)
     for phase in phase_list:
-        channels[phase.channel] += phase_seconds(
-            phase, shape, links, message_bytes, 2**62 if pipeline else segment_bytes
-        )
+        segment = UNCUT_BYTES if pipeline else segment_bytes
+        channels[phase.channel] += phase_seconds(phase, shape, links, message_bytes, segment)
         if phase.axis != WORLD:
             rate = links[phase.axis].rate(alone=phase.leaders)
             busy[phase.axis] += float(phase.sent_share()) * message_bytes / rate

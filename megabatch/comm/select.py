@@ -12,7 +12,7 @@ The race, for every size from the smallest (`race_choices`):
 A size that would take longer than what is left of the budget is not run. If the backend won at the size below, it
 stays; otherwise the prices decide among those that ran there, each corrected by what measuring gave there.
 
-All decisions rest on rank 0's calibration and on times gathered from all ranks, so every rank decides alike.
+All decisions rest on the main rank's calibration and on times gathered from all ranks, so every rank decides alike.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from megabatch.comm.calibration import (
     read_calibration,
 )
 from megabatch.comm.grid import ProcessGrid, Reducer
-from megabatch.comm.measure import calibrate, on_rank_0, probe_device, race
+from megabatch.comm.measure import calibrate, on_main_rank_of, probe_device, race
 from megabatch.comm.phases import WORLD, num_steps, phases
 from megabatch.comm.price import DEFAULT_SEGMENT_BYTES, all_reduce_seconds
 from megabatch.comm.shape import GridShape
@@ -83,7 +83,7 @@ class AutoReducer:
     The choice is made once per grid, by the first of these that is built; all ranks must build it together.
     calibration: a file or measurements to rank the algorithms by; by default the grid is measured (about 2 s). Either
     way the races follow, within about `BUDGET_SECONDS`. `choices` tells what was chosen, smallest size first, and
-    `explanation` why; rank 0 also logs it.
+    `explanation` why; the main rank also logs it.
     """
 
     def __init__(
@@ -162,10 +162,10 @@ def make_reducer(
 
 
 def shared_calibration(grid: ProcessGrid, calibration: Calibration | str | Path | None = None) -> Calibration:
-    """Rank 0's calibration on every rank: the one given, or read from a file, or measured now.
+    """The main rank's calibration on every rank: the one given, or read from a file, or measured now.
 
     Raises:
-        ConfigError: on every rank, when rank 0 cannot read the file or it is of another grid.
+        ConfigError: on every rank, when the main rank cannot read the file or it is of another grid.
     """
     if calibration is None:
         return calibrate(grid)
@@ -175,7 +175,7 @@ def shared_calibration(grid: ProcessGrid, calibration: Calibration | str | Path 
         known.links(grid.shape)
         return calibration_text(known)
 
-    return calibration_from_text(on_rank_0(grid, checked_text), "rank 0's calibration")
+    return calibration_from_text(on_main_rank_of(grid, checked_text), "the main rank's calibration")
 
 
 def race_choices(

@@ -82,22 +82,14 @@ class Shampoo(GroupedOptimizer):
         for name, count in counts.items():
             if count < 1:
                 raise ConfigError(f"Shampoo {name} {count} cannot be used; give at least 1")
-        rates = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov}
-        super().__init__(params, {**rates, "beta2": beta2, "eps": eps, **counts, "lars": True})
+        values = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov}
+        super().__init__(params, {**values, "beta2": beta2, "eps": eps, **counts, "lars": True})
         self._gathered: Roots | None = None  # for the next step, once they are there
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state."""
         self._gathered = None
         super().load_state_dict(state_dict)
-
-    @property
-    def state_bytes(self) -> int:
-        """Memory of momentum, statistics and roots."""
-        held: list[Tensor] = []
-        for state in self.state.values():
-            held += [state["momentum_buffer"], *state["statistics"], *state["roots"]]
-        return sum(tensor.nbytes for tensor in held)
 
     @torch.no_grad()
     def gather_roots(self) -> None:

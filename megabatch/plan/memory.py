@@ -56,15 +56,18 @@ class Memory:
         """With a ghost batch of another size."""
         return replace(self, passed=round(self.passed * after / before))
 
+    def fits(self, device_bytes: int) -> bool:
+        """Whether a device holds it, with what its libraries take."""
+        return self.total + RESERVED_BYTES <= device_bytes
+
     def verdict(self, ghost_batch_size: int, device_bytes: int = 0) -> str:
         """Whether it fits, and the largest ghost batch that would."""
-        wanted = self.total + RESERVED_BYTES
         reserve = f"with {gigabytes(RESERVED_BYTES)} GB for the device's libraries"
         if not device_bytes:
-            size = next((size for size in _SIZES_GB if size * 1e9 >= wanted), 0)
+            size = next((size for size in _SIZES_GB if self.fits(size * 10**9)), 0)
             return f"fits a device of {size} GB, {reserve}" if size else f"fits no usual device, {reserve}"
         largest = self.largest_ghost(ghost_batch_size, device_bytes)
-        fits = "fits" if wanted <= device_bytes else "DOES NOT FIT"
+        fits = "fits" if self.fits(device_bytes) else "DOES NOT FIT"
         return f"{fits} a device of {gigabytes(device_bytes)} GB, {reserve}; the largest ghost batch is about {largest}"
 
     def largest_ghost(self, ghost_batch_size: int, device_bytes: int) -> int:

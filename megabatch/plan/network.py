@@ -31,12 +31,11 @@ from typing import Any
 import numpy as np
 
 from megabatch.comm.phases import WORLD, Phase, RoundGroup, num_channels, phases
-from megabatch.comm.price import CHAIN_SEGMENTS, LinkCost, phase_seconds
+from megabatch.comm.price import CHAIN_SEGMENTS, UNCUT_BYTES, LinkCost, phase_seconds
 from megabatch.comm.shape import GridShape
 
 _CLASSES = ("worker link", "NIC", "rack uplink")
 _MAX_COUNTED = 1 << 16
-_WHOLE = 1 << 62
 _TREE_CHUNK_BYTES = 512 * 1024
 _SIZES = (float(1 << 24), float(1 << 25))
 
@@ -210,7 +209,7 @@ def _line(phase: Phase, link: LinkCost, binding: int, segments: int = 1) -> Line
     """The price of a phase on an axis of its own at two sizes, as a line."""
     alone, axis = dataclasses.replace(phase, axis=0, leaders=False), GridShape((phase.size,))
     segment = float(phase.share) / segments if segments > 1 else 0.0
-    low, high = (phase_seconds(alone, axis, (link,), size, int(segment * size) or _WHOLE) for size in _SIZES)
+    low, high = (phase_seconds(alone, axis, (link,), size, int(segment * size) or UNCUT_BYTES) for size in _SIZES)
     per_byte = (high - low) / (_SIZES[1] - _SIZES[0])
     return Line(low - per_byte * _SIZES[0], _only(binding, per_byte))
 

@@ -147,7 +147,7 @@ def _print_reservations(out: Console, result: PlanResult, evidence: Evidence, wo
     for text in result.chosen.warnings:
         _print_note(out, "wider interval", text)
     if result.load.stages.global_batch_sizes != workload.stages.global_batch_sizes:
-        _print_note(out, "note", f"the recipe's rates are for {workload.stages}: another batch needs its own")
+        _print_note(out, "note", f"the recipe's lr is for {workload.stages}: another batch needs its own")
     for text in result.chosen.notes:
         _print_note(out, "note", text)
     if evidence.cluster.unknown:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -15,12 +15,13 @@ from torch.nn.parallel import DistributedDataParallel
 from megabatch.comm.calibration import Choice
 from megabatch.comm.exact import ExactSums
 from megabatch.comm.grid import ProcessGrid
-from megabatch.comm.hook import ExposedTimeHook, GradientHook, gradient_hook
+from megabatch.comm.hook import ExposedTimeHook, GradientHook, Hook, gradient_hook
+from megabatch.comm.messages import broadcast
 from megabatch.comm.noise_scale import NoiseScale
 from megabatch.comm.shape import GridShape
 from megabatch.config import Config
 from megabatch.data.sources import Source
-from megabatch.errors import ConfigError
+from megabatch.errors import CommunicationError, ConfigError, LaunchError
 from megabatch.machine import usable_cores
 from megabatch.model.average import WeightAverage
 from megabatch.model.norm import GhostStatistics
@@ -113,9 +114,44 @@ class Components:
         """See `autocast_of`."""
         return autocast_of(self.config, self.device)
 
+    def connect(self, world: World, shape: GridShape, timeout_seconds: float) -> None:
+        """Send gradients over this world from now on, in an elastic run; DDP and everything else stay as they are."""
+        comm = self.config.comm
+        try:
+            grid = ProcessGrid.build(
+                shape,
+                timeout_seconds=timeout_seconds,
+                check_consistency=False,
+                name="elastic",
+                shared_memory=comm.shared_memory,
+            )
+        except LaunchError as error:
+            raise CommunicationError(str(error)) from None
+        grid.asks_who_is_missing = False
+        if comm.algorithm == "auto" and world.size > 1:  # raced once: a newcomer takes what the senior worker chose
+            known = broadcast([asdict(one) for one in self.choices], list[dict[str, Any]])
+            grid.choices = tuple(Choice(**one) for one in known)
+        self.hook, hook = _hook_over(grid, self.config, self.exact or False)
+        self.choices = grid.choices or self.choices
+        self.exposed.use(hook, self.hook)
+        self.world, self.shape = world, shape
+
+    def disconnect(self) -> None:
+        """Let go of a world that is no more, whatever is under way there, and of the step that was not finished."""
+        if self.hook is not None:
+            self.hook.grid.hang_up()
+            self._close_hook()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.statistics.forget_step()
+        if self.exact is not None:
+            self.exact.rollback()
+
     def close(self) -> None:
         """Give back the threads and process groups that gradients use; the network stays as it is."""
         del self.ddp  # it holds the default process group
+        self._close_hook()
+
+    def _close_hook(self) -> None:
         if self.hook is not None:
             self.hook.close()
             self.hook.grid.close()
@@ -236,9 +272,14 @@ def _gradient_hook(
     if not exact and (world.size == 1 or (comm.algorithm == "backend" and comm.grad_dtype == "fp32")):
         return None, ExposedTimeHook(device)
     grid = ProcessGrid.build(shape, timeout_seconds=comm.timeout_seconds, shared_memory=comm.shared_memory)
-    algorithm = comm.algorithm if world.size > 1 else "backend"
-    state, hook = gradient_hook(grid, algorithm, grad_dtype=DTYPES[comm.grad_dtype], exact=exact, say=None)
+    state, hook = _hook_over(grid, config, exact)
     return state, ExposedTimeHook(device, hook, state)
+
+
+def _hook_over(grid: ProcessGrid, config: Config, exact: bool | ExactSums) -> tuple[GradientHook, Hook]:
+    """How gradients travel over this grid, by the settings."""
+    algorithm = config.comm.algorithm if grid.world_size > 1 else "backend"
+    return gradient_hook(grid, algorithm, grad_dtype=DTYPES[config.comm.grad_dtype], exact=exact, say=None)
 
 
 def _noise_scale(config: Config, network: nn.Module, exact: ExactSums | None) -> NoiseScale | None:

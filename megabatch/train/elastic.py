@@ -26,15 +26,13 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from megabatch.comm.calibration import Choice
 from megabatch.comm.failures import is_lost_contact
-from megabatch.comm.grid import ProcessGrid
-from megabatch.comm.hook import gradient_hook
 from megabatch.comm.messages import broadcast
-from megabatch.comm.shape import GridShape, default_shape, parse_grid
-from megabatch.errors import CommunicationError, LaunchError, MegabatchError
+from megabatch.comm.shape import default_shape, parse_grid
+from megabatch.errors import LaunchError, MegabatchError
 from megabatch.files import append_line
 from megabatch.machine import host_name
+from megabatch.report.run import CONFIG_FILE, MEMBERSHIP_FILE, SUMMARY_FILE
 from megabatch.train.components import Components
 from megabatch.train.evaluate import Evaluator
 from megabatch.train.progress import Progress
@@ -44,16 +42,13 @@ from megabatch.train.run_writer import RunWriter
 from megabatch.train.state import RunState, take_state, whole_state
 from megabatch.workers.local import REPLACES_VARIABLE, STARTED_VARIABLE
 from megabatch.workers.membership import NEWCOMER, Membership, Roster, TooFewWorkersError
-from megabatch.workers.pack import pack, unpack
+from megabatch.workers.state_bytes import pack, unpack
 from megabatch.workers.stop import StopRequest
-from megabatch.workers.world import World
 
 T = TypeVar("T")
 
 ASK_SECONDS = 0.5
 """A worker that comes takes part after at most so long, and the step that is going on."""
-
-MEMBERSHIP_FILE = "membership.jsonl"
 
 _TRIES = 20
 
@@ -142,7 +137,7 @@ class ElasticRun:
         if not self._move(None).is_beginning:
             return Start.JOINED
         # All workers may have died, and others have taken their places: the run goes on from its checkpoint.
-        in_place_of_others = REPLACES_VARIABLE in os.environ and (trainer.folder / "config.toml").is_file()
+        in_place_of_others = REPLACES_VARIABLE in os.environ and (trainer.folder / CONFIG_FILE).is_file()
         return Start.RESUMED if broadcast(resume or in_place_of_others, bool) else Start.NEW
 
     def together(self, action: Callable[[], T]) -> T:
@@ -192,7 +187,7 @@ class ElasticRun:
             torch.distributed.barrier()
 
     def _leave_world(self) -> None:
-        _disconnect(self._components)
+        self._components.disconnect()
         self._membership.disconnect()
 
     def _ask(self) -> Roster:
@@ -234,7 +229,7 @@ class ElasticRun:
         shape = parse_grid(self._grid) if self._grid else None
         if shape is None or shape.world_size != world.size:
             shape, _ = default_shape(roster.hosts)
-        _connect(self._components, world, shape, self._membership.hang_seconds)
+        self._components.connect(world, shape, self._membership.hang_seconds)
         self._membership.share(
             roster, lambda: pack(self._state_dict()), lambda data: self._load_state_dict(unpack(data))
         )
@@ -288,7 +283,7 @@ class ElasticRun:
 
         def end_if_finished() -> None:
             with suppress(OSError):
-                if (self._trainer.folder / "summary.json").stat().st_mtime > started:
+                if (self._trainer.folder / SUMMARY_FILE).stat().st_mtime > started:
                     print("the others have finished the run without this worker", flush=True)
                     os._exit(0)
 
@@ -305,39 +300,3 @@ class ElasticRun:
             yield
         finally:
             met.set()
-
-
-def _connect(components: Components, world: World, shape: GridShape, timeout_seconds: float) -> None:
-    """Send gradients over this world from now on; DDP and everything else stay as they are."""
-    comm = components.config.comm
-    try:
-        grid = ProcessGrid.build(
-            shape,
-            timeout_seconds=timeout_seconds,
-            check_consistency=False,
-            name="elastic",
-            shared_memory=comm.shared_memory,
-        )
-    except LaunchError as error:
-        raise CommunicationError(str(error)) from None
-    grid.asks_who_is_missing = False
-    algorithm = comm.algorithm if world.size > 1 else "backend"
-    if algorithm == "auto":  # raced once: whoever comes takes what the senior worker has chosen
-        known = broadcast([asdict(one) for one in components.choices], list[dict[str, Any]])
-        grid.choices = tuple(Choice(**one) for one in known)
-    components.hook, hook = gradient_hook(grid, algorithm, exact=components.exact or False, say=None)
-    components.choices = grid.choices or components.choices
-    components.exposed.use(hook, components.hook)
-    components.world, components.shape = world, shape
-
-
-def _disconnect(components: Components) -> None:
-    """Let go of a world that is no more, whatever is under way there, and of the step that was not finished."""
-    if components.hook is not None:
-        components.hook.grid.hang_up()
-        components.hook.close()
-        components.hook.grid.close()
-    components.optimizer.zero_grad(set_to_none=True)
-    components.statistics.forget_step()
-    if components.exact is not None:
-        components.exact.rollback()

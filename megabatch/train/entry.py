@@ -12,6 +12,7 @@ from typing import Any
 from megabatch.comm.shape import GridShape, parse_grid
 from megabatch.config import Config
 from megabatch.errors import CheckpointError, LaunchError
+from megabatch.report.run import SUMMARY_FILE
 from megabatch.train.elastic_entry import check_elastic, start_elastic
 from megabatch.train.request import TrainRequest
 from megabatch.train.run_dir import check_output, default_output, is_default_output
@@ -72,11 +73,7 @@ def train_here(request: TrainRequest, workers: int | None, environ: Mapping[str,
         return _start_workers(request, world_size)
     if world is None:
         return _start_workers(request, workers or num_accelerators() or 1)
-    if workers not in (None, world.size):
-        raise LaunchError(
-            f"--workers {workers} was given but {world.launcher} started {world.size}; "
-            "leave --workers out, or make them agree"
-        )
+    world.check_size(workers)
     return run_as_worker(lambda: _work(world, request), world, environ, request.debug)
 
 
@@ -94,7 +91,7 @@ def _start_workers(request: TrainRequest, world_size: int) -> int:
     else:
         max_restarts = request.config.comm.max_restarts
         stopped_by = start_workers(world_size, _start_work, request, max_restarts=max_restarts)
-    ended_well = (folder / "summary.json").is_file()  # stopped with a checkpoint, or finished after all
+    ended_well = (folder / SUMMARY_FILE).is_file()  # stopped with a checkpoint, or finished after all
     return 128 + stopped_by if stopped_by and not ended_well else 0
 
 

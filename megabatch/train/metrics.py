@@ -62,6 +62,11 @@ class Stopwatch:
         self.seconds["communication"] += seconds
         self.seconds["backward"] = max(self.seconds["backward"] - seconds, 0.0)  # NaN stays NaN
 
+    def expose_late(self, seconds: float, counts: bool) -> None:
+        """So much of an earlier step was communication, as the device tells later. counts: what its `end` returned."""
+        if counts:
+            self.sums["communication"] += seconds
+
     def end(self) -> bool:
         """The step is over; whether it counts."""
         self._num_seen += 1

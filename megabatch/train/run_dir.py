@@ -23,7 +23,7 @@ from megabatch.report.run import CLASSES_FILE, CONFIG_FILE, ENVIRONMENT_FILE, SU
 from megabatch.report.untrusted import items, read_table, text, whole
 
 # The last worker of a killed run may take a moment to disappear.
-_LOCK_SECONDS = 10.0
+LOCK_SECONDS = 10.0
 
 # Settings that do not change what is computed.
 _HARMLESS = (
@@ -207,7 +207,7 @@ def hold(folder: Path, config: Config, resume: bool) -> Iterator[None]:
     with ExitStack() as stack:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            if not stack.enter_context(lock(folder / ".lock", _LOCK_SECONDS)):
+            if not stack.enter_context(lock(folder / ".lock", LOCK_SECONDS)):
                 raise CheckpointError(
                     f"run folder '{folder}' is in use by a run that is still going; wait for it or stop it"
                 )

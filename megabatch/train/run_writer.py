@@ -20,10 +20,10 @@ from megabatch.train.branch import copied
 from megabatch.train.checkpoint import CheckpointWriter, save_checkpoint
 from megabatch.train.components import Components
 from megabatch.train.loggers import LogContext, Logger, open_loggers
+from megabatch.train.run_dir import LOCK_SECONDS
 from megabatch.train.state import RunState, whole_state
 
 _CACHED_ROWS = 64
-_LOCK_SECONDS = 10.0
 
 
 class RunWriter:
@@ -104,7 +104,7 @@ class RunWriter:
         if self._log is not None:
             self.save()
         else:
-            stack.enter_context(lock(self._folder / ".lock", _LOCK_SECONDS))  # a main rank that hangs may hold it
+            stack.enter_context(lock(self._folder / ".lock", LOCK_SECONDS))  # a main rank that hangs may hold it
             steps = self._state.clock.steps
             keep_bytes, last_step = whole_rows(self._path, steps)
             if last_step < steps:

@@ -14,7 +14,6 @@ from typing import Any
 
 from megabatch.comm.messages import broadcast_bytes
 from megabatch.errors import CheckpointError, TrainingError
-from megabatch.schedule.batch import Step
 from megabatch.schedule.clock import Clock
 from megabatch.train.branch import TrainingState
 from megabatch.train.checkpoint import check_fits, decode, link_best, newest_whole, refusing_damage
@@ -44,6 +43,8 @@ class MadeStep:
     before: Clock
     scheduled: dict[str, float]
     columns: dict[str, Any]
+    applied: bool  # False when its gradient was not finite and the weights were left alone
+    step_seconds: float
     is_last: bool
     stop_wanted: bool
 
@@ -87,6 +88,14 @@ class RunState:
         is_new, self.phase = number != self.phase, number
         return is_new
 
+    def has_left(self, phase_number: int) -> bool:
+        """Whether the run is in another phase by now: then what is under way in this one ends.
+
+        A rank of an elastic run may be behind when ranks meet. It takes the state of one that is further, which may
+        have begun a later phase, and goes on there.
+        """
+        return self.phase != phase_number
+
     def leave_trunk(self, branch_clock: Clock, trunk: TrainingState) -> None:
         """A branch begins; the trunk waits where it is, and as it is."""
         self.trunk_clock, self.clock, self.trunk = self.clock, branch_clock, trunk
@@ -102,20 +111,14 @@ class RunState:
         """The trunk is trained on; nothing has to return to it."""
         self.trunk = None
 
-    def count_step(
-        self, step: Step, scheduled: dict[str, float], columns: dict[str, Any], *, stop_wanted: bool
-    ) -> MadeStep:
-        """A step is made, and is still to be finished.
-
-        Its column `applied` is 0 when its gradient was not finite and the weights were left alone.
-        """
-        self.made = MadeStep(self.clock, scheduled, columns, step.is_last, stop_wanted)
-        self.clock = self.clock.after(step.num_samples)
-        self.seen_samples += step.num_samples
-        self.training_seconds += columns["step_seconds"]
-        self.skipped_in_a_row = 0 if columns["applied"] else self.skipped_in_a_row + 1
-        self.skipped_steps += not columns["applied"]
-        return self.made
+    def count_step(self, made: MadeStep, num_samples: int) -> None:
+        """A step is made, and is still to be finished."""
+        self.made = made
+        self.clock = self.clock.after(num_samples)
+        self.seen_samples += num_samples
+        self.training_seconds += made.step_seconds
+        self.skipped_in_a_row = 0 if made.applied else self.skipped_in_a_row + 1
+        self.skipped_steps += not made.applied
 
     def finish_step(self) -> None:
         """The newest step is evaluated, logged and saved, as far as it is to be."""

@@ -136,7 +136,7 @@ class StartedStep:
         part_seconds["optimizer"] = self._optimizer_seconds  # every rank does the same there
         if components.device.type != "cpu":
             part_seconds["communication"] = self._exposed_seconds()
-            self._watch.sums["communication"] += self._counts * part_seconds["communication"]
+            self._watch.expose_late(part_seconds["communication"], self._counts)
         if noise_scale is not None:
             noise_scale.settle(self._num_measured)
         applied = sums["not_finite"] == 0

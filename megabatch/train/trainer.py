@@ -25,6 +25,7 @@ from megabatch.machine import host_name
 from megabatch.model.weights import weights_bytes
 from megabatch.optim.build import schedule_optimizer
 from megabatch.optim.groups import clear_state
+from megabatch.report.run import ENVIRONMENT_FILE, PLAN_FILE, RANKS_FILE, SUMMARY_FILE
 from megabatch.schedule.batch import Step
 from megabatch.schedule.clock import Clock
 from megabatch.train.audit import weights_digest
@@ -123,7 +124,7 @@ class Trainer:
             number, ending = self.state.phase, Ending.OVER
             while ending == Ending.OVER and number < len(self.phases):
                 ending = self._run_phase(self.phases[number])
-                number = max(number + 1, self.state.phase)  # a rank that was further may have shared its state
+                number = self.state.phase if self.state.has_left(number) else number + 1
 
             summary = self.workers.together(lambda: self._conclude(ending))
         if self.world.is_main:
@@ -144,8 +145,8 @@ class Trainer:
     def _train_steps(self, phase: TrainingPhase) -> Ending:
         """Make the steps that are left of a phase, as long as the same ranks take part."""
         config, components, state = self.config, self.components, self.state
-        if state.phase != phase.number:
-            return Ending.OVER  # a rank that was further has shared its state
+        if state.has_left(phase.number):
+            return Ending.OVER
         if state.made is not None:  # with others than those who are there now
             self._finish_step(phase, state.made)
         control = control_of(config, phase, state.clock, self.world.rank, self.world.size, components.adaptive)
@@ -198,7 +199,16 @@ class Trainer:
         """Count a step that has been made, and finish it; how the phase ends when it does."""
         state, adaptive = self.state, self.components.adaptive
         stop_now = result.stop_wanted and is_newest  # else after the step that has been started: it says so too
-        made = state.count_step(step, scheduled, result.columns, stop_wanted=stop_now)
+        made = MadeStep(
+            before=state.clock,
+            scheduled=scheduled,
+            columns=result.columns,
+            applied=result.applied,
+            step_seconds=result.step_seconds,
+            is_last=step.is_last,
+            stop_wanted=stop_now,
+        )
+        state.count_step(made, step.num_samples)
         if adaptive and not phase.is_branch:
             adaptive.observe(state.clock.epoch, result.noise_average)
         self.evaluator.weights_changed()
@@ -227,7 +237,7 @@ class Trainer:
 
         # A run whose gradients are not finite may be lost: its last good checkpoints must not make way for it.
         # The best weights so far are good ones, and `best` must not name a file that is not there.
-        if save_now and (made.columns["applied"] or made.stop_wanted or is_best):
+        if save_now and (made.applied or made.stop_wanted or is_best):
             self.evaluator.publish(phase, self.state.clock.samples)
             self.writer.save()
         state.finish_step()
@@ -254,9 +264,9 @@ class Trainer:
         for line in changes_on_resume(self.folder, config, environment) if resume else []:
             self.progress.say(line)
         stack.enter_context(hold(self.folder, config, resume))
-        write_json(self.folder / "environment.json", environment)
+        write_json(self.folder / ENVIRONMENT_FILE, environment)
         if self.plan:
-            write_atomically(self.folder / "plan.json", self.plan)
+            write_atomically(self.folder / PLAN_FILE, self.plan)
 
     def _conclude(self, ending: Ending) -> dict[str, Any]:
         """Write what the run leaves behind, and return its summary; every rank must call it."""
@@ -269,8 +279,8 @@ class Trainer:
             if self.world.is_main:
                 if ending != Ending.STOPPED:
                     self._write_model(is_member=ending == Ending.OVER and bool(self.state.members))
-                write_json(self.folder / "ranks.json", ranks)
-                write_json(self.folder / "summary.json", summary)
+                write_json(self.folder / RANKS_FILE, ranks)
+                write_json(self.folder / SUMMARY_FILE, summary)
                 self.writer.end(summary)
         return summary
 
@@ -296,17 +306,16 @@ class Trainer:
             assert state.trunk_clock is not None
             measured = components.adaptive.at(components.adaptive.observed) if components.adaptive else None
             yield resolved(phase, self.config, state.trunk_clock, measured)
-            is_behind = state.phase != phase.number  # a rank that was further has shared its state: stay there
-            if is_behind:
-                trunk.update(copied(components.trained.state_dict()))
-        if not is_behind:
+            if state.has_left(phase.number):
+                trunk.update(copied(components.trained.state_dict()))  # return to the state that was taken
+        if not state.has_left(phase.number):
             state.forget_trunk()
         self.evaluator.weights_changed()
 
     def _finish_member(self, phase: TrainingPhase) -> None:
         """Write the member that a branch has become."""
         state = self.state
-        if state.phase != phase.number or state.trunk_clock is None:  # a rank that was further has shared its state
+        if state.has_left(phase.number) or state.trunk_clock is None:
             return
         found = self._evaluate(phase)
         if self.world.is_main:

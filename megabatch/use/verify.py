@@ -76,8 +76,8 @@ def verify_run(
     first, last = _parse_steps(steps)
     config, rows = _config_of(run, overrides), _read_rows(run, last)
     world = read_world(environ, alone=workers is not None)
-    if world is not None and workers not in (None, world.size):
-        raise LaunchError(f"--workers {workers} was given but {world.launcher} started {world.size}; make them agree")
+    if world is not None:
+        world.check_size(workers)
     notes: list[str] = []
     stretch = _choose_stretch(run, config, rows, first, notes)
     if difference := _compare_checkpoint(stretch, rows):

@@ -85,7 +85,7 @@ def start_workers(world_size: int, work: Callable[..., object], *args: object, m
                 return 0
         assert failed is not None
         rank, code = failed
-        raise _ended_badly(f"worker {rank} ended with {_how(code)}", max_restarts)
+        raise _ended_badly(f"rank {rank} ended with {_how(code)}", max_restarts)
 
 
 def start_elastic_workers(world_size: int, work: Callable[..., object], *args: object, max_restarts: int = 0) -> int:
@@ -266,9 +266,9 @@ def run_as_worker(work: Callable[[], int], world: World, environ: Mapping[str, s
         from megabatch.comm.failures import is_lost_contact  # torch is loaded by now
 
         if is_lost_contact(error):
-            _end_for_restart(f"worker {world.rank} of {world.size} lost its connection to another worker")
+            _end_for_restart(f"rank {world.rank} of {world.size} lost its connection to another worker")
         # A bug, here or in the user's model: it would come again, so it is told once and nothing is tried again.
-        if leave_error(f"worker {world.rank} met {first_line(error)}", environ):
+        if leave_error(f"rank {world.rank} met {first_line(error)}", environ):
             traceback.print_exc()
             os._exit(2)
         raise

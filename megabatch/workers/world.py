@@ -52,6 +52,14 @@ class World:
                 "check the launcher's variables"
             )
 
+    def check_size(self, workers: int | None) -> None:
+        """Refuse another number of workers than the launcher has started; None: any will do."""
+        if workers not in (None, self.size):
+            raise LaunchError(
+                f"--workers {workers} was given but {self.launcher} started {self.size}; "
+                "leave --workers out, or make them agree"
+            )
+
     @property
     def is_main(self) -> bool:
         return self.rank == 0
@@ -247,7 +255,7 @@ def choose_device(backend: str, world: World | None) -> tuple[torch.device, str]
     number = 0 if num_devices == 1 else local_rank
     if number >= num_devices:
         raise LaunchError(
-            f"a worker is number {local_rank} on its host, which shows {num_devices} CUDA devices; "
+            f"a worker has local rank {local_rank} on a host that shows {num_devices} CUDA devices; "
             "start at most one worker per device, or set comm.backend=gloo to train on the CPU"
         )
     torch.cuda.set_device(number)

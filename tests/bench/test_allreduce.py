@@ -117,7 +117,7 @@ def test_rows_of_real_ranks(tmp_path: Path) -> None:
         assert answer["read"]
         assert answer["unwritable"].startswith(
             f"cannot write calibration to {tmp_path}"
-        )  # rank 0's reason on every rank
+        )  # the main rank's reason on every rank
         assert answer["wrong"].startswith("ring gave a wrong sum for 4 KiB (")
 
 

@@ -78,7 +78,7 @@ def test_launchers() -> None:
     assert found("launcher")["good"] is None
     good = found("launcher", TORCHRUN)
     assert good["good"] is True
-    assert good["text"] == "torchrun: rank 3 of 8, number 1 of 2 on this host, meeting at head:29400"
+    assert good["text"] == "torchrun: rank 3 of 8, local rank 1 of 2 on this host, meeting at head:29400"
     bad = found("launcher", {"SLURM_NTASKS": "4"})
     assert bad["good"] is False
     assert "srun" in bad["text"]

@@ -320,11 +320,11 @@ def test_two_ranks_of_a_host_cannot_have_one_device() -> None:
     assert isinstance(_ask("aabb", [""] * 4, devices=["GPU-1", "GPU-2"] * 2)[0], Layout)
 
 
-def test_a_missing_rank_0_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("megabatch.comm.grid.RANK_0_GRACE_SECONDS", 0.2)
+def test_a_missing_main_rank_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megabatch.comm.grid.MAIN_RANK_GRACE_SECONDS", 0.2)
     errors = _ask("ab", ["1x2"] * 2, absent=0)
     assert [str(error) for error in errors] == [
-        "rank 0 did not say within 1 s how the grid lies; look at the log of rank 0"
+        "the main rank did not say within 1 s how the grid lies; look at the log of rank 0"
     ]
 
 

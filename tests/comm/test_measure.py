@@ -11,7 +11,7 @@ import torch
 from megabatch.comm import measure
 from megabatch.comm.calibration import calibration_text
 from megabatch.comm.grid import ProcessGrid
-from megabatch.comm.measure import AxisMeasurement, calibrate, from_rank_0, gather, measure_axis, race
+from megabatch.comm.measure import AxisMeasurement, calibrate, from_main_rank, gather, measure_axis, race
 from megabatch.comm.p2p import Link
 from megabatch.errors import CommunicationError
 from tests.ranks import run_ranks
@@ -32,8 +32,8 @@ def slow_down(patch: pytest.MonkeyPatch, ranks: set[int], bytes_per_second: floa
 def _measure(rank: int) -> dict[str, Any]:
     grid = ProcessGrid.build("2x2", timeout_seconds=30, shared_memory=False)
     told: dict[str, Any] = {"table": gather(grid, [float(rank), -1.5 * rank])}
-    told["text"] = from_rank_0(grid, f"gr\u00fcn {rank}")
-    told["empty"] = from_rank_0(grid, "" if rank == 0 else "x")
+    told["text"] = from_main_rank(grid, f"gr\u00fcn {rank}")
+    told["empty"] = from_main_rank(grid, "" if rank == 0 else "x")
     start = time.monotonic()
     told["calibration"] = calibration_text(calibrate(grid, budget_seconds=0.5))
     told["seconds"] = time.monotonic() - start

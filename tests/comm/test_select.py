@@ -201,7 +201,7 @@ def _reduce(rank: int, folder: str) -> dict[str, Any]:
         told["means"].append(torch.equal(tensor, torch.arange(float(numel)) + 1.5))
     told["picked"] = [reducer.choices.index(reducer.choice_for(size)) for size in (0, 4000, 10_000, 20_000, 10**9)]
 
-    # A file on rank 0 counts, also for the others, which name another.
+    # A file on the main rank counts, also for the others, which name another.
     path = Path(folder) / ("calibration.json" if rank == 0 else "nowhere.json")
     if rank == 0:
         write_calibration_file(path, CALIBRATION)

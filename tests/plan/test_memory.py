@@ -48,6 +48,8 @@ def test_a_device_that_is_too_small_is_told_with_the_ghost_batch_that_fits() -> 
     memory = Memory(1_000, 1_000, 1_000, 0, 0, 0, 64_000)
     device = RESERVED_BYTES + 3_000 + 32_000
     assert memory.verdict(64, device).startswith("DOES NOT FIT")
+    assert not memory.fits(device)
+    assert memory.fits(device + 32_000)
     assert memory.largest_ghost(64, device) == 32
     assert memory.of_ghost(64, 32).verdict(32, device).startswith("fits")
     assert memory.largest_ghost(64, 10) == 0

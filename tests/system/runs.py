@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.small_run import SMALL_RUN
 from megabatch.comm.shape import near_square
 from megabatch.config import Config
 from megabatch.recipes import load_config
@@ -22,20 +23,7 @@ from tests.ranks import run_ranks
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-# 5 ghost batches a step: not divisible by 2, 3 or 4 workers. 330 images an epoch: no multiple of the batch.
-SMALL = (
-    "data.source=generated",
-    "data.image_size=12",
-    "data.generated.num_train=330",
-    "data.generated.num_val=103",
-    "model.width=8",
-    "train.global_batch_size=40",
-    "train.ghost_batch_size=8",
-    "train.epochs=4",
-    "train.evaluate_every_epochs=0",
-    "optimizer.lr=0.2",
-    "checkpoint.every_epochs=0",
-)
+SMALL = (*SMALL_RUN, "train.evaluate_every_epochs=0", "checkpoint.every_epochs=0")
 
 
 def small_config(*overrides: str) -> Config:

@@ -59,6 +59,14 @@ def test_the_first_steps_are_left_out_of_the_means(clock: list[float]) -> None:
     assert dict(zip(PARTS, watch.means(), strict=True))["forward"] == 3.0
 
 
+def test_communication_that_is_known_late_counts_where_its_step_does(clock: list[float]) -> None:
+    watch = Stopwatch(False)
+    for _ in range(metrics.WARM_UP_STEPS + 2):
+        watch.begin()
+        watch.expose_late(3.0, watch.end())
+    assert dict(zip(PARTS, watch.means(), strict=True))["communication"] == 3.0
+
+
 def test_a_device_that_runs_behind_its_host_leaves_its_parts_unknown(clock: list[float]) -> None:
     watch = Stopwatch(False)
     for _ in range(5):

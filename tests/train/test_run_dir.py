@@ -189,7 +189,7 @@ def test_an_old_summary_goes_when_the_run_goes_on_and_stays_when_it_is_refused(r
 
 
 def test_two_runs_cannot_hold_one_folder(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_dir, "_LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(run_dir, "LOCK_SECONDS", 0.2)
     with (
         hold(run, config(), resume=True),
         pytest.raises(CheckpointError, match="in use by a run that is still going"),

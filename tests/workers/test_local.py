@@ -107,7 +107,7 @@ def test_workers_that_keep_dying_are_one_line(
     monkeypatch.setattr("megabatch.workers.local._PATIENCE_SECONDS", 0.2)
     with pytest.raises(LaunchError) as caught:
         start_workers(2, die_until, str(tmp_path), 9, code, max_restarts=1)
-    assert f"worker 1 ended with {how} and 1 restarts did not help" in str(caught.value)
+    assert f"rank 1 ended with {how} and 1 restarts did not help" in str(caught.value)
     assert "--resume" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert marks(tmp_path) == ["0.0", "0.1", "1.0", "1.1"]
@@ -169,7 +169,7 @@ def _ends(body: str, **variables: str) -> subprocess.CompletedProcess[str]:
         ("raise CommunicationError('rank 3 is silent')", "megabatch: rank 3 is silent\n"),
         (
             "raise RuntimeError('[/x/gloo/transport/tcp/pair.cc:1] Connection closed by peer')",
-            "megabatch: worker 1 of 4 lost its connection to another worker\n",
+            "megabatch: rank 1 of 4 lost its connection to another worker\n",
         ),
     ],
 )

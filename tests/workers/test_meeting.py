@@ -49,7 +49,7 @@ def test_after_an_error_nobody_waits_for_a_device(
 
 
 def lonely(_rank: int, ports: list[int]) -> list[tuple[str, float]]:
-    """Worker 1 finds nobody at the meeting point; worker 0 opens it and nobody comes; somebody else holds the port."""
+    """Rank 1 finds nobody at the meeting point; rank 0 opens it and nobody comes; somebody else holds the port."""
     dist.destroy_process_group()
     found = []
     with socket.socket() as occupant:
@@ -85,7 +85,7 @@ def leave_the_helpers_group() -> None:
 def meet(rank: int, port: int, attempt: int, counted: list[int]) -> float:
     leave_the_helpers_group()
     if rank == 0:
-        time.sleep(0.5)  # worker 1 is there first: only what an earlier attempt has left could mislead it
+        time.sleep(0.5)  # rank 1 is there first: only what an earlier attempt has left could mislead it
     world = World(rank, 2, rank, 2, "torchrun", "127.0.0.1", port, attempt=counted[rank], store_is_hosted=True)
     limit = timedelta(seconds=30)
     with join(world, "gloo", 30.0) as meeting:

@@ -254,7 +254,7 @@ def test_with_devices_each_worker_takes_its_own(monkeypatch: pytest.MonkeyPatch)
     assert choose_device("auto", None) == (torch.device("cuda", 0), "nccl")
     assert chosen == [1, 1, 0]
     assert choose_device("gloo", world) == (torch.device("cpu"), "gloo")
-    with pytest.raises(LaunchError, match="number 2 on its host, which shows 2 CUDA devices"):
+    with pytest.raises(LaunchError, match="local rank 2 on a host that shows 2 CUDA devices"):
         choose_device("auto", World(2, 3, 2, 3, "torchrun", "head", 1))
 
 
@@ -265,6 +265,14 @@ def test_a_worker_that_is_shown_one_device_takes_it(monkeypatch: pytest.MonkeyPa
     world = World(3, 8, 3, 4, "srun", "head", 1)  # number 3 of its host, and `--gpus-per-task=1`
     assert choose_device("auto", world) == (torch.device("cuda", 0), "nccl")
     assert chosen == [0]
+
+
+def test_another_number_of_workers_than_the_launcher_has_started_is_refused() -> None:
+    world = World(0, 3, 0, 3, "torchrun", "head", 1)
+    world.check_size(3)
+    world.check_size(None)
+    with pytest.raises(LaunchError, match="--workers 2 was given but torchrun started 3; leave --workers out"):
+        world.check_size(2)
 
 
 def ask_main_rank(rank: int) -> tuple[int | None, str]:

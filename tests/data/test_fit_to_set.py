@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megabatch.data.own import batch_note, fit_to_set
+from megabatch.data.fit_to_set import batch_note, fit_to_set
 from megabatch.errors import DataError
 from megabatch.recipes import load_config
 from tests.data.images import encoded, photograph

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from megabatch.errors import CommunicationError
-from megabatch.workers.pack import pack, unpack
+from megabatch.workers.state_bytes import pack, unpack
 
 
 def test_a_state_comes_back_as_it_was() -> None:

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from megabatch.cli.words import TrainWords, make_request
 from megabatch.errors import CheckpointError, LaunchError
 from megabatch.plan.request import PlanRequest
 from megabatch.plan.request import run as make_plan
 from megabatch.recipes import load_config
 from megabatch.train.request import Elastic, TrainRequest
 from megabatch.train.run_dir import hold
-from megabatch.train.words import TrainWords, make_request
 
 TORCHRUN = {
     "RANK": "1",

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from megabatch.config import Config
-from megabatch.data.own import batch_note, fit_to_set
+from megabatch.data.fit_to_set import batch_note, fit_to_set
 from megabatch.errors import CheckpointError, LaunchError
 from megabatch.recipes import load_config
 from megabatch.recipes.scale import scaling_lines

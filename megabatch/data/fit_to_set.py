@@ -123,8 +123,8 @@ def _other_size(config: Config, num_images: int) -> str:
     batch = parse_stages(config.train.global_batch_size).global_batch_sizes[0]
     return (
         f"warning        the recipe was made for {config.reference.images:,} images, the set has {num_images:,}: "
-        f"its batch of {batch:,} is {batch / num_images:.1%} of them; fit it with --scale PROFILE.toml, or search "
-        "rates with `megabatch tune`"
+        f"its batch of {batch:,} is {batch / num_images:.1%} of them; fit it with --scale PROFILE.toml, or search for "
+        "its lr with `megabatch tune`"
     )
 
 
