@@ -27,11 +27,12 @@ from tests.data.images import encoded, photograph, turned
 CLASSES = ("ant", "bee", "wasp")
 
 
-def make_set(root: Path, per_class: int = 9) -> Path:
+def make_set(root: Path, per_class: int = 9, *, size: tuple[int, int] | None = None) -> Path:
+    """Class folders of JPEGs, of one size or of many."""
     for label, name in enumerate(CLASSES):
         (root / name).mkdir(parents=True)
         for number in range(per_class):
-            pixels = photograph(40 + number, 33 + 3 * number, seed=10 * label + number)
+            pixels = photograph(*(size or (40 + number, 33 + 3 * number)), seed=10 * label + number)
             (root / name / f"{number}.jpg").write_bytes(encoded(pixels))
     return root
 
