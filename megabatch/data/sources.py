@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import abc
 import copy
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
@@ -25,7 +24,7 @@ from PIL import Image
 from megabatch.data.decode import decode_image
 from megabatch.data.jpeg import Pixels
 from megabatch.data.randomness import Ints
-from megabatch.errors import DataError
+from megabatch.errors import DataError, some_names
 from megabatch.machine import usable_cores
 
 Split = Literal["train", "val"]
@@ -251,17 +250,13 @@ def labelled_by_name(source: Source, class_names: tuple[str, ...]) -> Source:
     place = {name: label for label, name in enumerate(class_names)}
     if strangers := [name for name in source.class_names if name not in place]:
         raise DataError(
-            f"{source.name} has {_some(strangers)}, which the model does not know; it knows {_some(class_names)}: "
-            "give images of these classes, in folders of these names"
+            f"{source.name} has {some_names(strangers)}, which the model does not know; it knows "
+            f"{some_names(class_names)}: give images of these classes, in folders of these names"
         )
     if source.class_names == class_names:
         return source
     labels = np.array([place[name] for name in source.class_names], dtype=np.int64)[source.labels]
     return Relabelled(source, labels, class_names)
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(f"'{name}'" for name in names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def mixed_order(labels: Ints) -> Ints:
