@@ -182,6 +182,9 @@ def say_result(summary: dict[str, Any], folder: Path) -> None:
     print(f"run folder     {folder}")
     if (folder / PAGE_FILE).is_file():
         print(f"report         {folder / PAGE_FILE}")
+    run = shlex.quote(str(folder))
+    print(f"next           megabatch evaluate {run}  (adds the confusion matrix and the mistakes to the report)")
+    print(f"               megabatch predict {run} IMAGES...")
 
 
 def _unreadable_line(folder: Path) -> str:

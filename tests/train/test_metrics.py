@@ -118,6 +118,14 @@ def test_the_page_is_there_and_nothing_is_said(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "report.html").stat().st_size > 100_000
 
 
+def test_the_end_of_a_run_says_what_can_be_done_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_run(tmp_path / "my runs")
+    say_result(json.loads((folder / "summary.json").read_text()), folder)
+    said = capsys.readouterr().out
+    assert f"megabatch evaluate '{folder}'  (adds the confusion matrix and the mistakes to the report)\n" in said
+    assert f"megabatch predict '{folder}' IMAGES...\n" in said
+
+
 def test_unreadable_images_are_counted_once_and_their_lists_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
