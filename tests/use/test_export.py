@@ -6,7 +6,6 @@ import io
 import json
 import math
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from benchmarks.import_timm import import_timm
 from megabatch.errors import CheckpointError, ConfigError
 from megabatch.model.registry import build_model
 from megabatch.train.card import ModelCard
@@ -70,35 +70,13 @@ def test_torch_agrees(tmp_path: Path) -> None:
         assert torch.allclose(program.module()(images), model(images), atol=1e-5)
 
 
-OPERATORS = ("nms", "qnms")
-library = torch.library.Library("torchvision", "FRAGMENT")  # what it defines lives as long as it does
-
-
-def import_torchvision() -> None:
-    """Import torchvision; where its compiled part is of another torch, with empty operators that ResNets do not use."""
-    try:
-        import torchvision
-    except RuntimeError as error:
-        if "operator torchvision::" not in str(error):
-            raise
-        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-            del sys.modules[name]
-        for name in OPERATORS:
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        import torchvision  # noqa: F401
-
-
 @pytest.fixture(scope="session")
 def timm() -> Any:
     """timm needs torchvision, which has no build for every torch; it may be broken in more ways than missing."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of its compiled part too
-            import_torchvision()
-            import timm
+        return import_timm()
     except Exception as error:
         pytest.skip(f"timm cannot be imported: {error}")
-    return timm
 
 
 def photograph_and_model(size: int, name: str = "resnet18") -> tuple[Image.Image, Classifier]:
