@@ -17,7 +17,7 @@ mistakes only.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -36,7 +36,10 @@ __all__ = [
     "complaint",
     "first_line",
     "nearest",
+    "some_names",
 ]
+
+_MOST_NAMES = 10
 
 
 class MegabatchError(Exception):
@@ -86,6 +89,12 @@ def complaint(error: ValidationError) -> tuple[str, str]:
     first = error.errors()[0]
     reason = first["msg"].removeprefix("Value error, ")
     return ".".join(map(str, first["loc"])), f"{reason[0].lower()}{reason[1:]}"
+
+
+def some_names(names: Sequence[str]) -> str:
+    """The first names of a list, for a message of one line: "'a', 'b' and 7 more"."""
+    rest = len(names) - _MOST_NAMES
+    return ", ".join(f"'{name}'" for name in names[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def first_line(error: Exception) -> str:

@@ -9,7 +9,7 @@ import pytest
 from megabatch import errors
 from megabatch.errors import MegabatchError, first_line, nearest
 
-HELPERS = {"complaint", "first_line", "nearest"}
+HELPERS = {"complaint", "first_line", "nearest", "some_names"}
 
 
 def test_the_docstring_draws_every_error_there_is() -> None:

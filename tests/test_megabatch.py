@@ -20,7 +20,8 @@ def test_every_public_name_can_be_had_and_is_the_thing_itself() -> None:
         assert name in import_module(module).__all__
     assert megabatch.schedules.value_at(megabatch.schedules.constant(0.1, until_epoch=2), 1.0) == 0.1
     assert set(megabatch.__all__) == {"__version__", *megabatch._PUBLIC}
-    assert set(megabatch.__all__) <= set(dir(megabatch))
+    assert {name for name in dir(megabatch) if not name.startswith("__")} == set(megabatch._PUBLIC)
+    assert {*megabatch.__all__, "__doc__", "__file__", "__path__"} <= set(dir(megabatch))
 
 
 def test_type_checkers_see_the_same_names_from_the_same_places() -> None:

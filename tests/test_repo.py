@@ -98,7 +98,6 @@ WITHOUT_A_TEST_FILE = {
     "megabatch/train/elastic.py": WHOLE_RUNS,
     "megabatch/train/elastic_entry.py": WHOLE_RUNS,
     "megabatch/train/trainer.py": WHOLE_RUNS,
-    "megabatch/use/evaluate.py": WHOLE_RUNS,
 }
 # Folders whose files only make sense together: one test file, or one of its own beside it.
 TESTED_TOGETHER = {"megabatch/config": "tests/config/test_config.py", "megabatch/cli": "tests/test_cli.py"}

@@ -35,8 +35,12 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
-    help="Train image classifiers with extremely large minibatches on many workers.",
+    help="Train image classifiers, on own images or with extremely large minibatches on many workers, and use them.\n\n"
+    "Pages: docs/own_images.md, docs/use_a_model.md, docs/running.md.",
     epilog=examples(
+        "megabatch train photos --data FOLDER",
+        "megabatch predict runs/mine photo.jpg",
+        "megabatch export runs/mine --to onnx",
         "megabatch train demo --workers 4 --grid 2x2",
     ),
 )

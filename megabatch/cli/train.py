@@ -20,6 +20,7 @@ app = typer.Typer()
         "megabatch train demo --workers 2",
         "megabatch train demo --set train.epochs=1 --set data.source=generated",
         "megabatch train --resume runs/a",
+        "megabatch train --resume runs/a --epochs 40",
         "megabatch train demo --output runs/a --resume",
         "megabatch train mikami2018 --scale fashion-mnist --epochs 30 --set optimizer.lr_factor=0.5",
         "megabatch train demo --plan plan.json",
@@ -52,7 +53,11 @@ def train(
         ),
     ] = None,
     epochs: Annotated[
-        float | None, typer.Option(metavar="E", help="Shorten or stretch the recipe, every schedule and stage alike.")
+        float | None,
+        typer.Option(
+            metavar="E",
+            help="Shorten or stretch the recipe, every schedule and stage alike; with --resume the run's.",
+        ),
     ] = None,
     set_: Set = None,
     plan: Annotated[

@@ -48,10 +48,15 @@ Name = str | Callable[[], str]
 def decode_image(encoded: bytes, channels: int, name: Name) -> Pixels:
     """An encoded JPEG, PNG or WebP image, upright, as [height, width, channels]; DataError names it."""
     try:
-        pil = ImageOps.exif_transpose(_open(encoded))  # upright, as the EXIF note wants it shown
-        return np.asarray(_with_channels(pil, channels)).reshape(pil.height, pil.width, channels)
+        return decoded_pixels(_open(encoded), channels)
     except Exception as error:  # Pillow's readers raise a dozen types on broken bytes
         raise _broken(name, error) from error
+
+
+def decoded_pixels(pil: Image.Image, channels: int) -> Pixels:
+    """An image of Pillow as [height, width, channels], upright, as its EXIF note wants it shown."""
+    upright = ImageOps.exif_transpose(pil)
+    return np.asarray(_with_channels(upright, channels)).reshape(upright.height, upright.width, channels)
 
 
 def crop_resized(

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from megabatch.config import Config
 from megabatch.data.formats import detect_kind, open_source
-from megabatch.data.sources import Source, check_same_classes
+from megabatch.data.sources import Source, check_same_classes, names_of
 from megabatch.data.statistics import cached_pixels
-from megabatch.errors import DataError
+from megabatch.errors import DataError, some_names
 from megabatch.schedule.batch import parse_stages
 from megabatch.schedule.pieces import largest_value
 
@@ -43,13 +45,13 @@ def fit_to_set(config: Config, path: Path, given: Sequence[str]) -> Fitted:
     """
     by_hand = {one.partition("=")[0].strip() for one in given}
     kind = config.data.source if "data.source" in by_hand else _kind_at(path, config.data.source)
-    train, _ = _open(kind, path, config.data.num_classes if "data.num_classes" in by_hand else None)
+    train, val = _open(kind, path, config.data.num_classes if "data.num_classes" in by_hand else None)
     if train.num_classes < 2:
         raise DataError(f"{path} has one class, training needs at least two; make a folder for each class")
     recipe_classes = config.data.num_classes
     is_own = (kind, train.num_classes) == (config.data.source, recipe_classes)
     changed: dict[str, Any] = {"data.source": kind, "data.num_classes": train.num_classes}
-    lines: list[str] = []
+    lines = [line for source in (train, val) if (line := _missing_classes(source))]
     if recipe_classes not in (None, train.num_classes):
         lines.append(
             f"note           the recipe was made for {recipe_classes:,} classes, the set has {train.num_classes:,}"
@@ -103,6 +105,16 @@ def _open(kind: str, path: Path, num_classes: int | None) -> tuple[Source, Sourc
         val = open_source(kind, path, "val", **options, num_classes=train.num_classes)
     check_same_classes(train, val)
     return train, val
+
+
+def _missing_classes(source: Source) -> str:
+    """A line when a split has no image of some classes."""
+    counts = np.bincount(source.labels, minlength=source.num_classes)
+    missing = [name for name, count in zip(names_of(source), counts.tolist(), strict=True) if not count]
+    if not missing:
+        return ""
+    classes = f"{len(missing)} of {source.num_classes:,} classes"
+    return f"warning        {source.name} has no image of {classes}: {some_names(missing)}"
 
 
 def _fitting_batch(config: Config, num_images: int, by_hand: set[str]) -> dict[str, Any]:

@@ -18,11 +18,12 @@ from pathlib import Path
 import numpy as np
 
 from megabatch.data.sources import EncodedImages, MissingSplitError, Split, checked_labels, existing_folder
-from megabatch.errors import DataError
+from megabatch.errors import DataError, some_names
 from megabatch.files import read_bytes
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
 VAL_SHARE = 0.2
+_KNOWN = ", ".join(EXTENSIONS)
 _MAX_IMAGE_BYTES = 2**30
 
 
@@ -35,8 +36,8 @@ class FolderImages(EncodedImages):
         self._classes = _subfolders(root) if is_flat else _class_names(root, split)
         self._files: list[str] = []
         labels: list[int] = []
-        for label, class_name in enumerate(self._classes):
-            files = _image_names(self._folder / class_name)
+        found = _images_by_class(self._folder, self._classes)
+        for label, (class_name, files) in enumerate(found.items()):
             if is_flat:
                 files = _side(self._folder / class_name, files, split)
             self._files += files
@@ -65,6 +66,12 @@ def is_flat_folder(root: Path) -> bool:
     return "train" not in names and "val" not in names and any(_has_image(root / name) for name in names)
 
 
+def empty_class_folders(root: Path) -> list[str]:
+    """The folders in a folder that has no images in any of them: class folders that somebody forgot to fill."""
+    names = _subfolders(root)
+    return [] if any(_has_image(root / name) for name in names) else names
+
+
 def _has_image(folder: Path) -> bool:
     with os.scandir(folder) as entries:
         return any(entry.name.lower().endswith(EXTENSIONS) for entry in entries)
@@ -83,7 +90,7 @@ def _class_names(root: Path, split: Split) -> list[str]:
     """The class folders in the order of their indices."""
     here = _subfolders(root / split)
     if not here:
-        found = ", ".join(_subfolders(root)) or "no folders"
+        found = some_names(_subfolders(root)) or "no folders"
         raise MissingSplitError(f"{root} has no {split}/<class>/ folders (found: {found}); arrange the images that way")
     everywhere = _subfolders(root / "train") or here
     if strangers := sorted(set(here) - set(everywhere)):
@@ -100,12 +107,23 @@ def _subfolders(folder: Path) -> list[str]:
         return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
 
 
+def _images_by_class(folder: Path, class_names: list[str]) -> dict[str, list[str]]:
+    """The sorted names of the images by class; none where this split lacks the folder, DataError if it is empty."""
+    found = {name: _image_names(folder / name) for name in class_names}
+    empty = [name for name, files in found.items() if not files and (folder / name).is_dir()]
+    if len(empty) == 1:
+        raise DataError(f"{folder / empty[0]} has no images ({_KNOWN}); fill the class folder or remove it")
+    if empty:
+        raise DataError(
+            f"{folder} has {len(empty)} class folders without images ({_KNOWN}): {some_names(empty)}; "
+            "fill them or remove them"
+        )
+    return found
+
+
 def _image_names(folder: Path) -> list[str]:
-    """The sorted names of the images in a class folder; empty when this split lacks the class."""
     if not folder.is_dir():
         return []
     with os.scandir(folder) as entries:
         names = [e.name for e in entries if e.name.lower().endswith(EXTENSIONS) and not e.name.startswith(".")]
-    if not names:
-        raise DataError(f"{folder} has no images ({', '.join(EXTENSIONS)}); fill the class folder or remove it")
     return sorted(names)

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
-from megabatch.data.folder import FolderImages, is_flat_folder
+from megabatch.data.folder import EXTENSIONS, FolderImages, empty_class_folders, is_flat_folder
 from megabatch.data.generated import open_generated
 from megabatch.data.idx import open_fashion_mnist, open_idx, open_mnist
 from megabatch.data.raw import RawImages, raw_files
 from megabatch.data.shards import open_remote_tar, open_tar, tar_files
 from megabatch.data.sources import MEMORY_LIMIT_BYTES, EncodedImages, MissingSplitError, Source, Split, in_memory
 from megabatch.data.storage import is_remote
-from megabatch.errors import ConfigError, DataError, nearest
+from megabatch.errors import ConfigError, DataError, nearest, some_names
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 
@@ -85,6 +85,11 @@ def detect_kind(path: Path) -> str:
         return "folder"
     if path.is_dir() and any(path.glob("*-idx3-ubyte*")):
         return "idx"
+    if path.is_dir() and (empty := empty_class_folders(path)):
+        raise DataError(
+            f"{path} has {len(empty)} folders and no image ({', '.join(EXTENSIONS)}) in any of them: "
+            f"{some_names(empty)}; put the images of each class into its folder"
+        )
     raise DataError(
         f"{path} holds no *.tar, *.parquet, *.raw or idx files, no train/ or val/ folder and no folders of images; "
         "arrange them in class folders, or name the kind: --source, of `train` --set data.source=KIND"

@@ -12,6 +12,7 @@ never meet, and neither depends on the seed of a run: runs that differ in their 
 from __future__ import annotations
 
 import abc
+import copy
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
@@ -23,7 +24,7 @@ from PIL import Image
 from megabatch.data.decode import decode_image
 from megabatch.data.jpeg import Pixels
 from megabatch.data.randomness import Ints
-from megabatch.errors import DataError
+from megabatch.errors import DataError, some_names
 from megabatch.machine import usable_cores
 
 Split = Literal["train", "val"]
@@ -85,7 +86,9 @@ class ImageArray(Source):
         labels: ArrayLike,
         num_classes: int | None = None,
         class_names: tuple[str, ...] = (),
+        named_by: Source | None = None,
     ) -> None:
+        """named_by: where the images came from, in the same order; it knows their names."""
         assert images.dtype == np.uint8
         assert images.ndim == 4
         assert images.shape[3] in (1, 3)
@@ -95,10 +98,14 @@ class ImageArray(Source):
         # Readers get views; one that wrote into its image would change it for every later epoch.
         self.images = np.ascontiguousarray(images).view()
         self.images.flags.writeable = False
+        self.named_by = named_by
 
     def read(self, index: int) -> Pixels:
         image: Pixels = self.images[index]
         return image
+
+    def name_of(self, index: int) -> str:
+        return self.named_by.name_of(index) if self.named_by else super().name_of(index)
 
 
 def names_of(source: Source) -> tuple[str, ...]:
@@ -181,7 +188,9 @@ def in_memory(source: Source, limit_bytes: int = MEMORY_LIMIT_BYTES) -> Source:
             if not all_fit:
                 pool.shutdown(cancel_futures=True)
                 return source
-    return ImageArray(source.name, images, source.labels, source.num_classes, source.class_names)
+    # A copy, as for another process: what the source has cached of the encoded images is not kept.
+    named_by = copy.copy(source)
+    return ImageArray(source.name, images, source.labels, source.num_classes, source.class_names, named_by)
 
 
 def existing_folder(path: Path) -> Path:
@@ -216,6 +225,38 @@ class Subset(Source):
 
     def name_of(self, index: int) -> str:
         return self._source.name_of(int(self._indices[index]))
+
+
+class Relabelled(Source):
+    """The images of `source` with other labels, for classes of other names."""
+
+    def __init__(self, source: Source, labels: Ints, class_names: tuple[str, ...]) -> None:
+        self.name, self.num_classes, self.channels = source.name, len(class_names), source.channels
+        self.labels, self.class_names = labels, class_names
+        self._source = source
+
+    def read(self, index: int) -> Pixels:
+        return self._source.read(index)
+
+    def read_bytes(self, index: int) -> bytes | None:
+        return self._source.read_bytes(index)
+
+    def name_of(self, index: int) -> str:
+        return self._source.name_of(index)
+
+
+def labelled_by_name(source: Source, class_names: tuple[str, ...]) -> Source:
+    """The same images, each with the label that its class has in `class_names`; DataError for an unknown class."""
+    place = {name: label for label, name in enumerate(class_names)}
+    if strangers := [name for name in source.class_names if name not in place]:
+        raise DataError(
+            f"{source.name} has {some_names(strangers)}, which the model does not know; it knows "
+            f"{some_names(class_names)}: give images of these classes, in folders of these names"
+        )
+    if source.class_names == class_names:
+        return source
+    labels = np.array([place[name] for name in source.class_names], dtype=np.int64)[source.labels]
+    return Relabelled(source, labels, class_names)
 
 
 def mixed_order(labels: Ints) -> Ints:
@@ -265,12 +306,13 @@ def downscale(source: Source, image_size: int) -> Source:
         pil = Image.fromarray(image.squeeze(2) if decoded.channels == 1 else image)
         averaged = np.asarray(pil.resize((image_size, image_size), Image.Resampling.BOX))
         small[index] = averaged.reshape(image_size, image_size, decoded.channels)
-    return ImageArray(
-        f"{source.name} at {image_size} px", small, decoded.labels, decoded.num_classes, decoded.class_names
-    )
+    name = f"{source.name} at {image_size} px"
+    return ImageArray(name, small, decoded.labels, decoded.num_classes, decoded.class_names, decoded.named_by)
 
 
 def _taken(name: str, source: Source, indices: Ints) -> Source:
     if isinstance(source, ImageArray):
-        return ImageArray(name, source.images[indices], source.labels[indices], source.num_classes, source.class_names)
+        named_by = Subset(name, source.named_by, indices) if source.named_by else None
+        labels = source.labels[indices]
+        return ImageArray(name, source.images[indices], labels, source.num_classes, source.class_names, named_by)
     return in_memory(Subset(name, source, indices))

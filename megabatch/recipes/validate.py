@@ -38,6 +38,8 @@ RENAMED = {
     "data.held_out_pictures": "data.held_out_images",
 }
 
+_MOST_SAID = 10
+
 
 def apply_override(table: dict[str, Any], override: str) -> None:
     """Change one setting of a table in place.
@@ -85,7 +87,7 @@ def validate(table: dict[str, Any], source: str) -> Config:
     """The table as checked settings.
 
     Raises:
-        ConfigError: one line that names the key, what it was given and what it needs.
+        ConfigError: one line with all mistakes: the key, what it was given and what it needs.
     """
     try:
         return Config.model_validate(table)
@@ -94,29 +96,48 @@ def validate(table: dict[str, Any], source: str) -> Config:
 
 
 def _one_line(error: ValidationError, source: str) -> str:
-    """The complaint of pydantic that says most, as one line: given, needed, what to do."""
+    """All that is wrong in one line; of each mistake what is given, needed, and what to do."""
+    found = [(_key_path(one), one) for one in error.errors()]
+    unknown = [path[-1] for path, one in found if one["type"] == "extra_forbidden"]
+    mistakes: dict[str, str] = {}
+    for path, one in found:
+        # What a value could have been instead says less than what is wrong inside of it.
+        is_whole = any(len(other) > len(path) and other[: len(path)] == path for other, _ in found)
+        # A key that is spelled wrong is also missing under its right name.
+        is_misspelled = one["type"] == "missing" and any(nearest(word, path[-1:]) for word in unknown)
+        if not is_whole and not is_misspelled:
+            mistakes.setdefault(".".join(path), _said(path, one, source))
+    lines = list(mistakes.values())
+    if len(lines) == 1:
+        return lines[0]
+    shown = "; ".join(f"({number}) {line}" for number, line in enumerate(lines[:_MOST_SAID], start=1))
+    return f"{len(lines)} mistakes: {shown}" + ("; and more" if len(lines) > _MOST_SAID else "")
 
-    def key_path(complaint: Any) -> list[str]:
-        # Besides keys and positions pydantic lists the branch of a union it tried, such as `tuple[Piece, ...]`.
-        *path, last = complaint["loc"]
-        known = [str(part) for part in path if isinstance(part, int) or _is_key(part)]
-        is_key = complaint["type"] in ("extra_forbidden", "missing") or isinstance(last, int) or _is_key(last)
-        return [*known, str(last)] if is_key else known
 
-    first = max(error.errors(), key=lambda one: (one["type"] == "extra_forbidden", len(key_path(one))))
-    names = key_path(first)
+def _key_path(complaint: Any) -> list[str]:
+    """The keys to what a complaint is about; pydantic also lists branches of unions, such as `tuple[Piece, ...]`."""
+    if not complaint["loc"]:
+        return []
+    *path, last = complaint["loc"]
+    known = [str(part) for part in path if isinstance(part, int) or _is_key(part)]
+    is_key = complaint["type"] in ("extra_forbidden", "missing") or isinstance(last, int) or _is_key(last)
+    return [*known, str(last)] if is_key else known
+
+
+def _said(names: list[str], complaint: Any, source: str) -> str:
     where = ".".join(names)
-    if first["type"] == "extra_forbidden":
+    if complaint["type"] == "extra_forbidden":
         if where in RENAMED:
             return f"'{where}' in {source} is now called '{RENAMED[where]}'; rename it"
         known = _known_keys(names[:-1])
         hint = nearest(names[-1], known) or f"; known: {', '.join(sorted(known))}"
         return f"unknown key '{where}' in {source}{hint}"
-    if first["type"] == "missing":
+    if complaint["type"] == "missing":
         return f"{source} lacks '{where}'; add it"
-    if first["type"] == "value_error":
-        return str(first["ctx"]["error"])
-    return f"'{where}' = {first['input']!r} in {source} cannot be used: {first['msg'][0].lower()}{first['msg'][1:]}"
+    if complaint["type"] == "value_error":
+        return str(complaint["ctx"]["error"])
+    said = f"{complaint['msg'][0].lower()}{complaint['msg'][1:]}"
+    return f"'{where}' = {complaint['input']!r} in {source} cannot be used: {said}"
 
 
 def _is_key(part: object) -> bool:

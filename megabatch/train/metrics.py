@@ -8,10 +8,12 @@ device's clock, and a step's seconds are those between its end and the end of th
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -175,6 +177,27 @@ def say_result(summary: dict[str, Any], folder: Path) -> None:
         f"time           {summary['training_seconds']:.1f} s of training, {summary['steps']:,} steps, "
         f"{summary['images_per_second']:,.0f} images/s on {summary['workers']} workers"
     )
+    if unreadable := _unreadable_line(folder):
+        print(unreadable)
     print(f"run folder     {folder}")
     if (folder / PAGE_FILE).is_file():
         print(f"report         {folder / PAGE_FILE}")
+    run = shlex.quote(str(folder))
+    print(f"next           megabatch evaluate {run}  (adds the confusion matrix and the mistakes to the report)")
+    print(f"               megabatch predict {run} IMAGES...")
+
+
+def _unreadable_line(folder: Path) -> str:
+    """How many images could not be read, and where they are listed; empty when all could."""
+    lists = sorted(folder.glob("broken.*.jsonl"))  # one of each worker that met some
+    images: set[tuple[str, int]] = set()
+    for path in lists:
+        for line in path.read_text(errors="replace").splitlines():
+            with suppress(ValueError, KeyError, TypeError):
+                one = json.loads(line)
+                images.add((str(one["set"]), int(one["index"])))
+    if not images:
+        return ""
+    where = str(lists[0]) if len(lists) == 1 else f"{folder / 'broken.*.jsonl'}"
+    verb = "image was" if len(images) == 1 else "images were"
+    return f"unreadable     {len(images):,} {verb} replaced or shown as grey; listed with the reasons in {where}"

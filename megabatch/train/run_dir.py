@@ -19,8 +19,10 @@ from megabatch.config import Config, differences
 from megabatch.errors import CheckpointError
 from megabatch.files import UnreadableError, flatten, lock, read_text, write_atomically
 from megabatch.recipes import config_from_toml
-from megabatch.report.run import CLASSES_FILE, CONFIG_FILE, ENVIRONMENT_FILE, SUMMARY_FILE
-from megabatch.report.untrusted import items, read_table, text, whole
+from megabatch.recipes.scale import over_epochs
+from megabatch.report.metrics_log import read_metrics
+from megabatch.report.run import CLASSES_FILE, CONFIG_FILE, ENVIRONMENT_FILE, METRICS_FILE, SUMMARY_FILE
+from megabatch.report.untrusted import items, number, read_table, text, whole
 
 # The last worker of a killed run may take a moment to disappear.
 LOCK_SECONDS = 10.0
@@ -56,6 +58,9 @@ _OF_BITS = (
 
 # These do, and may yet change when a run is resumed: how a run goes on further, and how one that diverged is saved.
 _FREE_ON_RESUME = ("train.max_steps", "optimizer.lr", "collapse.lr")
+
+# Beside train.epochs, with everything that is stretched with it.
+_FREE_AT_LENGTH = (*_HARMLESS, "train.max_steps")
 
 
 def default_output(recipe: str) -> Path:
@@ -143,21 +148,49 @@ def check_output(folder: Path, config: Config, resume: bool, *, same_result: boo
             raise CheckpointError(
                 f"run folder '{folder}' already holds a run; add --resume to go on with it, or choose another --output"
             )
-        free = _HARMLESS if same_result else _HARMLESS + _FREE_ON_RESUME
-        changed = {
-            name: values
-            for name, values in differences(config_of_run(folder), config).items()
-            if not name.startswith(free)
-        }
+        before, free = config_of_run(folder), _HARMLESS if same_result else _HARMLESS + _FREE_ON_RESUME
+        changed, hint = _differing(before, config, free), ""
+        if "train.epochs" in changed and not same_result:
+            hint = "; its length alone is changed by --epochs"
+            if not _differing(_at_length(folder, before, config.train.epochs), config, _FREE_AT_LENGTH):
+                return
         if changed:
             name, (theirs, ours) = next(iter(changed.items()))
             more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
             raise CheckpointError(
-                f"run folder '{folder}' holds another run: its {name} is {theirs!r}, given {ours!r}{more}; "
+                f"run folder '{folder}' holds another run: its {name} is {theirs!r}, given {ours!r}{more}{hint}; "
                 "resume with the settings of that run, or choose another --output"
             )
     elif folder.exists() and (not folder.is_dir() or any(not p.name.startswith(".") for p in folder.iterdir())):
         raise CheckpointError(f"'{folder}' exists and is not a run folder; choose another --output")
+
+
+def _differing(before: Config, now: Config, free: tuple[str, ...]) -> dict[str, tuple[Any, Any]]:
+    """The settings that differ and are not free to."""
+    return {name: both for name, both in differences(before, now).items() if not name.startswith(free)}
+
+
+def _at_length(folder: Path, config: Config, epochs: float) -> Config:
+    """The settings of a run that is to go on to another length: stretched as `--epochs` stretches a recipe.
+
+    Raises:
+        CheckpointError: it has been trained for longer, or what it did at an epoch cannot be moved any more.
+    """
+    if config.collapse is not None or config.train.reset_momentum_at_epochs:
+        raise CheckpointError(
+            f"run folder '{folder}' has branches or momentum resets, whose epochs cannot be moved when they are over: "
+            f"its length stays {config.train.epochs:g} epochs; start a new run with --epochs {epochs:g}"
+        )
+    trained = 0.0
+    if (folder / METRICS_FILE).is_file():
+        for row in read_metrics(folder / METRICS_FILE):
+            trained = number(row.get("epoch")) or 0.0
+    if epochs < trained:
+        raise CheckpointError(
+            f"run folder '{folder}' has been trained for {trained:.4g} epochs, more than the {epochs:g} given; "
+            "give more --epochs, or choose another --output"
+        )
+    return over_epochs(config, epochs)
 
 
 def changed_bits(folder: Path, environment: dict[str, Any]) -> str:
@@ -181,9 +214,12 @@ def changes_on_resume(folder: Path, config: Config, environment: dict[str, Any])
     """
     if not (folder / CONFIG_FILE).is_file():
         return []
-    changed = differences(config_of_run(folder), config).items()
-    lrs = [(name, values) for name, values in changed if name.endswith(".lr")]
-    lines = [f"changed        {name} from here on: {theirs} -> {ours}" for name, (theirs, ours) in lrs]
+    before = config_of_run(folder)
+    if (old := before.train.epochs) != config.train.epochs:
+        lines = [f"changed        {old:g} -> {config.train.epochs:g} epochs: every schedule is stretched, from here on"]
+    else:
+        lrs = [(name, values) for name, values in differences(before, config).items() if name.endswith(".lr")]
+        lines = [f"changed        {name} from here on: {theirs} -> {ours}" for name, (theirs, ours) in lrs]
     if bits := changed_bits(folder, environment):
         lines.append(f"changed        {bits}: the last bits may differ from here on")
     return lines

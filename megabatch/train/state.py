@@ -65,6 +65,7 @@ class RunState:
     best_step: int = 0
     training_seconds: float = 0.0  # in steps alone
     wall_seconds: float = 0.0  # in the whole loop: steps, evaluations, checkpoints
+    length_since_step: int = 0  # the step after which the run was given the length it has now
     trunk: TrainingState | None = None  # what the branch that is going on returns to
     made: MadeStep | None = None  # the newest step, until it is finished
 
@@ -82,6 +83,12 @@ class RunState:
     def how_far(self) -> int:
         """How far the run is, as one number: steps, then whether the last one is finished, then members."""
         return (self.clock.steps * 2 + (self.made is None)) * _MAX_MEMBERS + len(self.members)
+
+    def take_length(self, total_samples: int) -> None:
+        """The run shall end after so many images, whatever it was to be before; its schedules are stretched."""
+        if total_samples != self.clock.total_samples:
+            self.clock = replace(self.clock, total_samples=total_samples)
+            self.length_since_step = self.clock.steps
 
     def enter_phase(self, number: int) -> bool:
         """Go on with this phase; whether it is a new one."""
@@ -211,7 +218,10 @@ def restore(components: Components, state: RunState, folder: Path, say: Callable
                 f"run folder '{folder}' was trained on {num_images} images, the data given has {given}; "
                 "resume with the same data, or choose another --output"
             )
+        planned = state.clock.total_samples
         take_state(components, state, saved)
+        if components.config.collapse is None:  # the length of a run with branches does not change
+            state.take_length(planned)
         if components.world.is_main and state.best_step:
             link_best(folder / "checkpoints", state.best_step)
         then = f" (then on {saved['world_size']} workers)" if saved["world_size"] != components.world.size else ""

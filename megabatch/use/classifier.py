@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from megabatch.data.batches import Broken, BrokenLog, Feeding, assemble_evaluation, evaluation_batches, fit
+from megabatch.data.decode import decoded_pixels
 from megabatch.data.folder import EXTENSIONS
 from megabatch.data.jpeg import Pixels
 from megabatch.data.sources import EncodedImages
@@ -51,9 +52,12 @@ class Classifier(nn.Module):
         return logits.float()
 
     def preprocess(self, image: Image.Image | Pixels) -> Tensor:
-        """One image, of Pillow or as an array [height, width, channels], as [1, size, size, channels]."""
+        """One image, of Pillow or as an array [height, width, channels], as [1, size, size, channels].
+
+        An image of Pillow becomes what `predict` makes of its file: upright, in the model's channels.
+        """
         if isinstance(image, Image.Image):
-            image = np.asarray(image.convert("L" if self.card.channels == 1 else "RGB"))
+            image = decoded_pixels(image, self.card.channels)
         pixels = image.reshape(*image.shape[:2], -1)
         if pixels.dtype != np.uint8 or pixels.shape[2] != self.card.channels:
             raise DataError(

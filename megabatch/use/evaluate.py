@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from megabatch.config import Config
-from megabatch.data.sources import Source, names_of
-from megabatch.errors import CheckpointError
+from megabatch.data.formats import open_source
+from megabatch.data.sources import Source, labelled_by_name, names_of
+from megabatch.errors import CheckpointError, DataError
 from megabatch.files import write_json
 from megabatch.model.normaliser import normaliser_of
 from megabatch.model.weights import average_weights, read_weights
-from megabatch.report.run import ENSEMBLE_FILE, SUMMARY_FILE
-from megabatch.train.card import WEIGHTS_FILE
+from megabatch.report.run import CONFIG_FILE, ENSEMBLE_FILE, SUMMARY_FILE
+from megabatch.train.card import WEIGHTS_FILE, read_card
 from megabatch.train.checkpoint import check_fits, decode, newest_whole, refusing_damage
 from megabatch.train.components import build_network, set_threads
 from megabatch.train.evaluate import GHOSTS_FOR_STATISTICS, Evaluation, evaluate, measure_statistics
@@ -30,6 +31,8 @@ from megabatch.train.run_dir import config_of_run, member_paths
 from megabatch.use.mistakes import write_mistakes
 from megabatch.workers.meeting import join
 from megabatch.workers.world import choose_device, read_world
+
+_ADVICE = f"restore {CONFIG_FILE} and the weights of one and the same run"
 
 
 def evaluate_run(folder: Path, data: Path | None) -> dict[str, Any] | None:
@@ -107,7 +110,7 @@ class _OpenRun:
     def network(self, state: dict[str, Tensor], where: str) -> nn.Module:
         """The run's network with the given weights."""
         network = build_network(self.config, self.val_source.num_classes, self.val_source.channels, self.device)
-        check_fits({"model": state}, network.state_dict(), where)
+        check_fits({"model": state}, network.state_dict(), where, _ADVICE)
         network.load_state_dict(state)
         return network
 
@@ -118,16 +121,29 @@ class _OpenRun:
 
 @contextmanager
 def _open(folder: Path, data: Path | None) -> Iterator[_OpenRun]:
-    config = config_of_run(folder)
+    own = config = config_of_run(folder)
     if data is not None:
-        config = config.model_copy(update={"data": config.data.model_copy(update={"path": str(data)})})
+        # The folders of a class say what it is: there may be fewer of them than the model knows.
+        changed = {"path": str(data)} | ({"num_classes": None} if config.data.source == "folder" else {})
+        config = config.model_copy(update={"data": config.data.model_copy(update=changed)})
     world = read_world(os.environ, alone=True)
     set_threads(config, world.local_size if world else 1)
     device, backend = choose_device(config.comm.backend, world)
     with join(world, backend, config.comm.timeout_seconds) if world else nullcontext():
         train_source, val_source = open_images(config)
+        if data is not None and val_source.class_names and (known := _known_classes(folder, own)):
+            val_source = labelled_by_name(val_source, known)
         is_main, local_size = (world.is_main, world.local_size) if world else (True, 1)
         yield _OpenRun(config, device, train_source, val_source, is_main, local_size)
+
+
+def _known_classes(folder: Path, own: Config) -> tuple[str, ...]:
+    """The names of the model's classes: from its card, before there is one from the run's own images."""
+    with suppress(CheckpointError):
+        return read_card(folder).class_names
+    with suppress(DataError):
+        return open_source(own.data.source, own.data.path or None, "train", memory_limit_bytes=0).class_names
+    return ()
 
 
 def _numbers(found: Evaluation) -> dict[str, float]:

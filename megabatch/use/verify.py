@@ -160,7 +160,8 @@ def _choose_stretch(run: Path, config: Config, rows: dict[int, _Row], first: int
     found = {
         int(path.stem.removeprefix("step-")): path for path in (run / "checkpoints").glob("step-" + "[0-9]" * 8 + ".pt")
     }
-    usable = [step for step in sorted(found) if step < recorded[-1] and (first is None or step <= first)]
+    since = _length_since(run)
+    usable = [step for step in sorted(found) if since <= step < recorded[-1] and (first is None or step <= first)]
     start, checkpoint, data = 0, None, b""
     for step in [] if first == 0 else usable if first is None else reversed(usable):
         try:
@@ -174,6 +175,11 @@ def _choose_stretch(run: Path, config: Config, rows: dict[int, _Row], first: int
             f"'{run}' has no whole checkpoint at or before step {first} to begin from ({there}; the newest "
             f"{config.checkpoint.keep} are kept); --steps 0: begins at the start of the run"
         )
+    if start < since:
+        raise CheckpointError(
+            f"'{run}' was given another length after step {since}, so earlier steps cannot be computed again; "
+            f"give --steps {since}: if a checkpoint of that step or a later one is there"
+        )
     to_check = tuple(step for step in recorded if step > start)
     if first is not None and not any(step >= first for step in to_check):
         raise DataError(
@@ -181,6 +187,18 @@ def _choose_stretch(run: Path, config: Config, rows: dict[int, _Row], first: int
             "choose other --steps"
         )
     return _Stretch(start, checkpoint, data, to_check)
+
+
+def _length_since(run: Path) -> int:
+    """The step after which the run was given the length it has; 0 when that never changed."""
+    from megabatch.train.checkpoint import decode, newest_whole, refusing_damage
+
+    data = newest_whole(run / "checkpoints", say=lambda line: None)
+    if data is None:
+        return 0
+    state = decode(data, str(run))
+    with refusing_damage(str(run)):
+        return int(state["run"].get("length_since_step", 0))
 
 
 def _compare_checkpoint(stretch: _Stretch, rows: dict[int, _Row]) -> str:

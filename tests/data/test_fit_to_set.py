@@ -62,6 +62,15 @@ def test_a_learning_rate_of_another_batch() -> None:
     assert batch_note(published, published) == []
 
 
+def test_a_class_without_validation_images_is_named(tmp_path: Path) -> None:
+    photos(tmp_path / "set" / "train", 6, 6, 6)
+    photos(tmp_path / "set" / "val", 2, 2)
+    lines = fit_to_set(load_config("photos"), tmp_path / "set", ()).lines
+    assert "warning        set val has no image of 1 of 3 classes: 'class2'" in lines
+    photos(tmp_path / "whole", 6, 6)
+    assert not any("no image" in line for line in fit_to_set(load_config("photos"), tmp_path / "whole", ()).lines)
+
+
 def test_sets_that_cannot_be_trained_on(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has one class, training needs at least two"):
         fit_to_set(load_config("photos"), photos(tmp_path / "one", 4), ())

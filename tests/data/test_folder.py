@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from megabatch.data.folder import FolderImages
-from megabatch.data.formats import open_source
+from megabatch.data.formats import detect_kind, open_source
 from megabatch.data.sources import ImageArray, Split
 from megabatch.errors import DataError
 from tests.data.conftest import MANY_SIZES, ONE_SIZE, make_folder, png_bytes
@@ -52,7 +52,7 @@ def test_a_val_class_that_train_lacks(tmp_path: Path) -> None:
 def test_missing_split_tells_what_is_there(tmp_path: Path) -> None:
     put(tmp_path / "train" / "ant" / "1.png")
     put(tmp_path / "test" / "ant" / "1.png")
-    with pytest.raises(DataError, match=r"has no val/<class>/ folders \(found: test, train\)"):
+    with pytest.raises(DataError, match=r"has no val/<class>/ folders \(found: 'test', 'train'\)"):
         FolderImages(tmp_path, "val")
 
 
@@ -67,6 +67,17 @@ def test_class_without_images(tmp_path: Path) -> None:
     put(tmp_path / "train" / "bee" / "notes.txt")
     with pytest.raises(DataError, match=r"bee has no images \(\.jpg, \.jpeg, \.png, \.webp\)"):
         FolderImages(tmp_path, "train")
+
+
+def test_all_classes_without_images_are_named(tmp_path: Path) -> None:
+    put(tmp_path / "train" / "ant" / "1.png")
+    for name in ("bee", "wasp"):
+        (tmp_path / "train" / name).mkdir()
+        (tmp_path / "flat" / name).mkdir(parents=True)
+    with pytest.raises(DataError, match=r"train has 2 class folders without images .*: 'bee', 'wasp'; fill them"):
+        FolderImages(tmp_path, "train")
+    with pytest.raises(DataError, match=r"flat has 2 folders and no image .* in any of them: 'bee', 'wasp'; put the"):
+        detect_kind(tmp_path / "flat")
 
 
 def test_broken_and_vanished_images_are_named(tmp_path: Path) -> None:

@@ -36,6 +36,27 @@ def test_a_mistake_is_one_line(sections: dict[str, Any], said: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_all_mistakes_are_said_at_once() -> None:
+    table = {
+        "reference": {"papr": "p"},
+        "train": {"epochs": "many", "sed": 3},
+        "optimizer": {"lr": [{"until_epoch": 1, "shape": "straight", "start": 0.1}, {"start": "x", "until_epoch": 2}]},
+    }
+    with pytest.raises(ConfigError) as caught:
+        validate(table, "here")
+    said = str(caught.value)
+    assert said.startswith("5 mistakes: (1) ")
+    assert "\n" not in said
+    for one in (
+        "unknown key 'reference.papr' in here; did you mean 'paper'?",
+        "'train.epochs' = 'many' in here",
+        "unknown key 'train.sed' in here; did you mean 'seed'?",
+        "'optimizer.lr.0.shape' = 'straight' in here",
+        "'optimizer.lr.1.start' = 'x' in here",
+    ):
+        assert one in said
+
+
 @pytest.mark.parametrize(
     ("override", "said"),
     [

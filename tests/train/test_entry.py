@@ -14,11 +14,18 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 import megabatch
+from megabatch.cli.words import TrainWords, make_request
+from megabatch.config import Config
 from megabatch.errors import CheckpointError, ConfigError, GridError, LaunchError
+from megabatch.recipes import load_config
+from megabatch.recipes.scale import over_epochs
+from megabatch.schedule.pieces import value_at
 from megabatch.train.entry import train_here
 from megabatch.train.request import Elastic, TrainRequest
+from megabatch.train.run_dir import check_output, config_of_run
+from megabatch.use.verify import verify_run
 from tests.ranks import run_ranks
-from tests.system.runs import clean_environment, small_config, train_on_ranks
+from tests.system.runs import clean_environment, rows_of, small_config, train_on_ranks
 
 SHORT = ("train.max_steps=3",)
 
@@ -41,6 +48,58 @@ def test_alone_it_trains_in_this_process_and_leaves_no_trace(tmp_path: Path) -> 
         megabatch.train(small_config(*SHORT), output=tmp_path / "run")
     longer = small_config("train.max_steps=5")
     assert megabatch.train(longer, output=str(tmp_path / "run"), resume=True)["steps"] == 5
+
+
+def go_on(folder: Path, epochs: float) -> None:
+    """`megabatch train --resume FOLDER --epochs EPOCHS`, in this process."""
+    words = TrainWords(str(folder), resume=True, epochs=epochs, workers=1)
+    request, _ = make_request(words, {}, lambda line: None)
+    megabatch.train(request.config, output=request.output, resume=request.resume)
+
+
+def rows_and_config(folder: Path) -> tuple[list[dict[str, Any]], Config]:
+    return rows_of(folder), config_of_run(folder)
+
+
+def test_a_finished_run_goes_on_to_another_length_with_stretched_schedules(tmp_path: Path) -> None:
+    folder, up = tmp_path / "run", "{until_epoch=1,shape='linear',start=0.1,end=0.2}"
+    down = "{until_epoch=2,shape='cosine',start=0.2,end=0.0}"
+    short = small_config("train.epochs=2", f"optimizer.lr=[{up},{down}]")
+    first = megabatch.train(short, output=folder)
+    assert first["steps"] == 17  # 660 images: the last step is cut to the 16 that are left
+    go_on(folder, epochs=4)
+    rows, config = rows_and_config(folder)
+    assert config == over_epochs(short, 4)
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
+    assert rows[17]["samples"] == 656 + 40
+    for row in rows[17:]:  # the schedule of a run that was to have 4 epochs from the start
+        begin = (row["samples"] - 40) / 330 if row is not rows[-1] else rows[-2]["samples"] / 330
+        assert row["lr"] == pytest.approx(value_at(config.optimizer.lr, begin))
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["status"], summary["steps"], summary["samples"]) == ("finished", len(rows), 1320)
+    assert (folder / "report.html").is_file()
+
+    go_on(folder, epochs=5)  # and once more
+    again, config = rows_and_config(folder)
+    assert again[: len(rows)] == rows
+    assert config.train.epochs == 5
+    assert again[-1]["samples"] == 1648  # of 1650, in whole ghost batches
+
+    before = (folder / "config.toml").read_text()
+    with pytest.raises(CheckpointError, match=r"has been trained for 4.994 epochs, more than the 3 given; give more"):
+        go_on(folder, epochs=3)
+    assert ((folder / "config.toml").read_text(), (folder / "summary.json").is_file()) == (before, True)
+    with pytest.raises(CheckpointError, match=r"its length alone is changed by --epochs; resume with the settings"):
+        check_output(folder, load_config(str(folder / "config.toml"), ["train.epochs=6"]), resume=True)
+    with pytest.raises(CheckpointError, match="was given another length after step"):
+        verify_run(folder, "0:")
+
+
+def test_the_length_of_a_run_with_branches_does_not_change(tmp_path: Path) -> None:
+    config = small_config("train.epochs=2", "train.reset_momentum_at_epochs=[1]")
+    (tmp_path / "config.toml").write_text(config.to_toml())
+    with pytest.raises(CheckpointError, match=r"has branches or momentum resets.* its length stays 2 epochs"):
+        check_output(tmp_path, over_epochs(config, 3), resume=True)
 
 
 def train_in_group(rank: int, folder: str) -> dict[str, Any]:

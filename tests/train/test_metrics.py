@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from megabatch.train import metrics
-from megabatch.train.metrics import PARTS, WARM_UP_STEPS, Stopwatch, gather_ranks, write_page
+from megabatch.train.metrics import PARTS, WARM_UP_STEPS, Stopwatch, gather_ranks, say_result, write_page
 from tests.ranks import run_ranks
 from tests.report.folders import make_run
 
@@ -116,6 +116,34 @@ def test_the_page_is_there_and_nothing_is_said(tmp_path: Path) -> None:
     write_page(make_run(tmp_path / "a"), said.append)
     assert said == []
     assert (tmp_path / "a" / "report.html").stat().st_size > 100_000
+
+
+def test_the_end_of_a_run_says_what_can_be_done_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_run(tmp_path / "my runs")
+    say_result(json.loads((folder / "summary.json").read_text()), folder)
+    said = capsys.readouterr().out
+    assert f"megabatch evaluate '{folder}'  (adds the confusion matrix and the mistakes to the report)\n" in said
+    assert f"megabatch predict '{folder}' IMAGES...\n" in said
+
+
+def test_unreadable_images_are_counted_once_and_their_lists_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_run(tmp_path / "a")
+    summary = json.loads((folder / "summary.json").read_text())
+    say_result(summary, folder)
+    assert "shown as grey" not in capsys.readouterr().out
+    one, other = ({"set": "x train", "index": index, "name": "n", "reason": "r"} for index in (3, 5))
+    (folder / "broken.0.jsonl").write_text(json.dumps(one) + "\n")
+    say_result(summary, folder)
+    assert f"1 image was replaced or shown as grey; listed with the reasons in {folder / 'broken.0.jsonl'}" in (
+        capsys.readouterr().out
+    )
+    (folder / "broken.1.jsonl").write_text(json.dumps(one) + "\n" + json.dumps(other) + "\n" + "cut of")
+    say_result(summary, folder)
+    assert f"2 images were replaced or shown as grey; listed with the reasons in {folder / 'broken.*.jsonl'}" in (
+        capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize("failure", [RuntimeError("boom"), OSError(28, "no room"), MemoryError()])

@@ -21,17 +21,18 @@ from megabatch.model.weights import weights_bytes
 from megabatch.recipes import load_config
 from megabatch.train.card import card_of, write_model
 from megabatch.train.evaluate import evaluate
-from megabatch.use.classifier import Classifier, image_files, load, predict
-from tests.data.images import encoded, photograph
+from megabatch.use.classifier import Classifier, fitted_images, image_files, load, predict
+from tests.data.images import encoded, photograph, turned
 
 CLASSES = ("ant", "bee", "wasp")
 
 
-def make_set(root: Path, per_class: int = 9) -> Path:
+def make_set(root: Path, per_class: int = 9, *, size: tuple[int, int] | None = None) -> Path:
+    """Class folders of JPEGs, of one size or of many."""
     for label, name in enumerate(CLASSES):
         (root / name).mkdir(parents=True)
         for number in range(per_class):
-            pixels = photograph(40 + number, 33 + 3 * number, seed=10 * label + number)
+            pixels = photograph(*(size or (40 + number, 33 + 3 * number)), seed=10 * label + number)
             (root / name / f"{number}.jpg").write_bytes(encoded(pixels))
     return root
 
@@ -86,6 +87,41 @@ def test_load_gives_a_module_with_classes_and_preprocessing(tmp_path: Path) -> N
     assert torch.allclose(mine, theirs.logits, atol=1e-6)
     with pytest.raises(DataError, match="1 channels of type uint8 was given, the model needs 3"):
         model.preprocess(np.zeros((9, 9), dtype=np.uint8))
+
+
+def kinds_of_image() -> dict[str, tuple[str, bytes]]:
+    """By name: the file's suffix and its bytes."""
+    pixels = photograph(50, 70)
+    photo, grey = Image.fromarray(pixels), Image.fromarray(pixels[:, :, 0])
+    deep = Image.fromarray(pixels[:, :, 0].astype(np.uint16) * 257)
+    alpha = photo.copy()
+    alpha.putalpha(grey)
+    return {
+        "rgb": ("jpg", encoded(photo)),
+        "turned": ("jpg", turned(pixels, 6)),
+        "mirrored and turned": ("jpg", turned(pixels, 5)),
+        "cmyk": ("jpg", encoded(photo.convert("CMYK"))),
+        "grey": ("jpg", encoded(grey)),
+        "16 bits": ("png", encoded(deep, "PNG")),
+        "alpha": ("png", encoded(alpha, "PNG")),
+        "palette": ("png", encoded(photo.quantize(16), "PNG")),
+    }
+
+
+@pytest.mark.parametrize("kind", kinds_of_image())
+def test_an_image_of_pillow_is_seen_as_its_file_is(tmp_path: Path, kind: str) -> None:
+    make_model(tmp_path / "run", make_set(tmp_path / "photos"))
+    model = load(tmp_path / "run")
+    suffix, content = kinds_of_image()[kind]
+    file = tmp_path / f"image.{suffix}"
+    file.write_bytes(content)
+    with Image.open(file) as image:
+        mine = model.preprocess(image)
+    assert torch.equal(mine, fitted_images(model, [file]))
+    [theirs] = predict(model, [file])
+    assert theirs.logits is not None
+    with torch.no_grad():
+        assert torch.allclose(model(mine)[0], theirs.logits, atol=1e-6)
 
 
 def test_a_file_that_cannot_be_read_does_not_stop_the_others(tmp_path: Path) -> None:
