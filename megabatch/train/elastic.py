@@ -10,7 +10,6 @@ The main rank may be the one that is lost. Then the new main rank takes over the
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import secrets
@@ -20,7 +19,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from enum import Enum
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -32,19 +30,20 @@ from megabatch.comm.grid import ProcessGrid
 from megabatch.comm.hook import gradient_hook
 from megabatch.comm.messages import broadcast
 from megabatch.comm.shape import GridShape, default_shape, parse_grid
-from megabatch.errors import CommunicationError, LaunchError, MegabatchError
+from megabatch.errors import CommunicationError, DisagreementError, LaunchError, MegabatchError, first_line
 from megabatch.files import append_line
 from megabatch.machine import host_name
+from megabatch.train.agreement import agreement_of
 from megabatch.train.components import Components
 from megabatch.train.evaluate import Evaluator
 from megabatch.train.progress import Progress
 from megabatch.train.request import Elastic
-from megabatch.train.run_dir import digest_of
 from megabatch.train.run_writer import RunWriter
 from megabatch.train.state import RunState, take_state, whole_state
 from megabatch.workers.local import REPLACES_VARIABLE, STARTED_VARIABLE
-from megabatch.workers.membership import NEWCOMER, Membership, Roster, TooFewWorkersError
+from megabatch.workers.membership import Membership, TooFewWorkersError
 from megabatch.workers.pack import pack, unpack
+from megabatch.workers.roster import NEWCOMER, Roster, agreement_text
 from megabatch.workers.stop import StopRequest
 from megabatch.workers.world import World
 
@@ -56,6 +55,7 @@ ASK_SECONDS = 0.5
 MEMBERSHIP_FILE = "membership.jsonl"
 
 _TRIES = 20
+_FAILURES = 8  # of the same workers at the same place
 
 
 class Participant(Protocol):
@@ -117,19 +117,20 @@ class ElasticRun:
         self._elastic, self._token, self._grid = elastic, token, grid
         self._names: tuple[str, ...] = ()  # of those who take part; nobody before the first world
         self._last_ask = 0.0
+        self._failures = 0
+        self._failed_at: tuple[tuple[str, ...], int] = (), NEWCOMER
         self._is_concluding = False
 
     def begin(self, trainer: Participant, stack: ExitStack, *, resume: bool) -> Start:
         """Meet the others, and find out whether a run begins or goes on."""
         self._trainer, self._components, self._stack = trainer, trainer.components, stack
         config, elastic = self._components.config, self._elastic
-        labels = hashlib.sha256(self._components.train_source.labels.tobytes()).hexdigest()
-        versions = f"megabatch {version('megabatch')}, torch {torch.__version__}, {torch.get_num_threads()} threads"
+        agreement = agreement_of(self._components, self._grid, elastic.min_workers, elastic.max_workers)
         self._membership = Membership(
             self.name,
             elastic.lighthouse,
             self._token,
-            digest_of(config, labels, f"{versions}, {elastic.min_workers} to {elastic.max_workers} workers"),
+            agreement_text(agreement),
             # One that takes the place of a dead worker begins with whoever is there: not all dead ones are replaced.
             founders=1 if REPLACES_VARIABLE in os.environ else elastic.founders,
             min_workers=elastic.min_workers,
@@ -153,8 +154,21 @@ class ElasticRun:
             except Exception as error:
                 if not is_lost_contact(error):
                     raise
+                self._refuse_to_go_round(error)
                 self._leave_world()
                 self._move(None)
+
+    def _refuse_to_go_round(self, error: Exception) -> None:
+        """Raise LaunchError when these workers will not do together what they try to do."""
+        place = self._names, self._trainer.state.how_far
+        self._failures = self._failures + 1 if place == self._failed_at else 1
+        self._failed_at = place
+        if isinstance(error, DisagreementError) or self._failures >= _FAILURES:
+            raise LaunchError(
+                f"{len(self._names)} workers met after step {self._trainer.state.clock.steps}, and {self._failures} "
+                f"times the same step failed ({first_line(error)}); look at the logs of {', '.join(self._names[:4])}, "
+                "and raise comm.hang_seconds if one is merely slow"
+            ) from None
 
     def wants_to_ask(self) -> bool:
         """Whether it is time to ask who takes part now; the main rank's clock decides for all."""
@@ -215,7 +229,7 @@ class ElasticRun:
                 self._membership.connect(roster)
                 before = self._enter(roster)
             except Exception as error:
-                if not is_lost_contact(error):
+                if not is_lost_contact(error) or isinstance(error, DisagreementError):
                     raise
                 self._leave_world()
                 roster = None
