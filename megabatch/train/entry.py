@@ -30,6 +30,8 @@ from megabatch.workers.world import (
 
 __all__ = ["train", "train_here"]
 
+MAX_LOCAL_WORKERS = 1024
+
 
 def train(
     config: Config, *, output: str | Path | None = None, grid: str | None = None, resume: bool = False, plan: str = ""
@@ -81,9 +83,17 @@ def train_here(request: TrainRequest, workers: int | None, environ: Mapping[str,
 
 
 def _start_workers(request: TrainRequest, world_size: int) -> int:
-    _choose_grid(request.grid, world_size)  # refuse a grid that does not fit before anything is started
+    if world_size > MAX_LOCAL_WORKERS:
+        raise LaunchError(
+            f"--workers {world_size}; at most {MAX_LOCAL_WORKERS} local workers can be started, give fewer"
+        )
+    is_part = request.elastic is not None and request.elastic.lighthouse  # of a world that only the lighthouse knows
+    if request.grid and is_part:
+        parse_grid(request.grid)
+    else:
+        _choose_grid(request.grid, world_size)  # refuse a grid that does not fit before anything is started
     folder = (request.output or default_output(request.name)).absolute()
-    if request.elastic is None or not request.elastic.lighthouse:
+    if not is_part:
         check_output(folder, request.config, request.resume)
     for line in request.lines:
         print(line, flush=True)
