@@ -99,7 +99,7 @@ class FixedWorkers:
     def leaves(self, stop: StopRequest) -> bool:
         return False
 
-    def have_changed(self, stop: StopRequest, ask_wanted: bool) -> bool:
+    def have_changed(self, ask_wanted: bool) -> bool:
         return False
 
     def concluding(self) -> AbstractContextManager[None]:
@@ -119,7 +119,7 @@ class ElasticRun:
         self._last_ask = 0.0
         self._failures = 0
         self._failed_at: tuple[tuple[str, ...], int] = (), NEWCOMER
-        self._is_concluding = False
+        self._is_concluding = self._is_leaving = False
 
     def begin(self, trainer: Participant, stack: ExitStack, *, resume: bool) -> Start:
         """Meet the others, and find out whether a run begins or goes on."""
@@ -175,16 +175,20 @@ class ElasticRun:
         return self._components.world.is_main and time.monotonic() - self._last_ask >= ASK_SECONDS
 
     def leaves(self, stop: StopRequest) -> bool:
-        """SIGTERM to one worker takes that worker away; to the last one, it stops the run."""
-        return self._components.world.size > 1 and stop.signal_name == "SIGTERM"
+        """Whether this worker is to leave after the step that begins: ask once for each, and tell the others in it.
 
-    def have_changed(self, stop: StopRequest, ask_wanted: bool) -> bool:
+        SIGTERM takes a worker away; the last one, and all that would leave after the same step, stop the run.
+        """
+        self._is_leaving = self._components.world.size > 1 and stop.signal_name in self._elastic.leave_on
+        return self._is_leaving
+
+    def have_changed(self, ask_wanted: bool) -> bool:
         """After a step, on every worker: whether others take part now than in it; then all have moved to their world.
 
         Raises:
             LeftRunError: this worker was asked to leave.
         """
-        if self.leaves(stop):
+        if self._is_leaving:
             self._trainer.writer.save()
             raise LeftRunError(f"left the run after step {self._trainer.state.clock.steps}; the others go on")
         if not ask_wanted:
@@ -259,8 +263,7 @@ class ElasticRun:
     def _state_dict(self) -> dict[str, Any]:
         """Everything that another worker needs to go on from here."""
         state = self._trainer.state
-        made = asdict(state.made) if state.made else None
-        of_run = {"made": made, "rows": self._trainer.writer.rows, "workers": list(self._names)}
+        of_run = {"place": state.place_dict(), "rows": self._trainer.writer.rows, "workers": list(self._names)}
         return whole_state(self._components, state) | of_run
 
     def _load_state_dict(self, saved: dict[str, Any]) -> None:

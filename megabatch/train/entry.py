@@ -12,9 +12,9 @@ from typing import Any
 from megabatch.comm.shape import GridShape, parse_grid
 from megabatch.config import Config
 from megabatch.errors import CheckpointError, LaunchError
-from megabatch.train.elastic_entry import check_elastic, start_elastic
+from megabatch.train.elastic_entry import LEAVE_SIGNALS, check_elastic, start_elastic
 from megabatch.train.request import TrainRequest
-from megabatch.train.run_dir import check_output, default_output, is_default_output
+from megabatch.train.run_dir import check_output, default_output, is_default_output, status_of
 from megabatch.workers.local import run_as_worker, start_workers
 from megabatch.workers.meeting import Meeting, join
 from megabatch.workers.token import TOKEN_VARIABLE, is_signed, sign
@@ -104,7 +104,10 @@ def _start_workers(request: TrainRequest, world_size: int) -> int:
     else:
         max_restarts = request.config.comm.max_restarts
         stopped_by = start_workers(world_size, _start_work, request, max_restarts=max_restarts)
-    ended_well = (folder / "summary.json").is_file()  # stopped with a checkpoint, or finished after all
+    # A run that stopped with a checkpoint, or finished after all, ended well. A host that left must come again: whoever
+    # started it must not take its part for done, also where it was the last one and the run stopped.
+    has_left = is_part and stopped_by in LEAVE_SIGNALS
+    ended_well = status_of(folder) in (("finished",) if has_left else ("finished", "stopped"))
     return 128 + stopped_by if stopped_by and not ended_well else 0
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import secrets
+import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.system.runs import command, rows_of, start
-from tests.system.test_elastic import SETTINGS
+from tests.system.test_elastic import SETTINGS, membership_of
 from tests.system.test_launch import wait_for_rows
 
 pytest.importorskip("torchft", reason="torchft is an extra: pip install megabatch[elastic]")
@@ -64,3 +67,52 @@ def test_a_host_with_other_settings_is_refused_by_name_and_the_run_goes_on(host:
     steps = len(rows_of(tmp_path / "run"))
     wait_for_rows(tmp_path / "run", healthy, at_least=steps + 5)
     assert not (tmp_path / "run" / "membership.jsonl").exists()  # nobody has joined
+
+
+def wait_for_workers(folder: Path, count: int, process: subprocess.Popen[str], seconds: float = 100) -> None:
+    """Until the newest change of membership has left so many."""
+    deadline = time.monotonic() + seconds
+    while not (folder / "membership.jsonl").exists() or membership_of(folder)[-1]["workers"] != count:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, f"never {count} workers"
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_host_that_is_taken_away_leaves_and_the_others_go_on(
+    number: signal.Signals, host: Host, tmp_path: Path
+) -> None:
+    """Its exit code does not say that the run is finished; nor does that of the last one, which stops it."""
+    run = tmp_path / "run"
+    stays = host(overrides=LONG)
+    wait_for_rows(run, stays)
+    goes = host("--workers", "2", overrides=LONG)
+    wait_for_workers(run, 3, stays)
+    goes.send_signal(number)
+    out, err = goes.communicate(timeout=100)
+    assert goes.returncode == 128 + number, f"{out}\n{err}"
+    assert "left the run after step" in out
+    wait_for_workers(run, 1, stays)
+    wait_for_rows(run, stays, at_least=len(rows_of(run)) + 5)
+    assert not (run / "summary.json").exists()
+    stays.send_signal(number)
+    out, err = stays.communicate(timeout=100)
+    assert stays.returncode == 128 + number, f"{out}\n{err}"
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["status"], summary["steps"]) == ("stopped", len(rows_of(run)))
+    assert list((run / "checkpoints").glob(f"step-*{summary['steps']}.pt"))
+
+
+@pytest.mark.slow
+def test_ctrl_c_on_one_host_stops_the_run_on_all(host: Host, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    hosts = [host(overrides=LONG)]
+    wait_for_rows(run, hosts[0])
+    hosts.append(host(overrides=LONG))
+    wait_for_workers(run, 2, hosts[0])
+    hosts[1].send_signal(signal.SIGINT)
+    for one in hosts:
+        out, err = one.communicate(timeout=100)
+        assert one.returncode == 0, f"{out}\n{err}"
+    assert json.loads((run / "summary.json").read_text())["status"] == "stopped"
