@@ -15,9 +15,9 @@ from megabatch.errors import CheckpointError, LaunchError
 from megabatch.train.elastic_entry import LEAVE_SIGNALS, check_elastic, start_elastic
 from megabatch.train.request import TrainRequest
 from megabatch.train.run_dir import check_output, default_output, is_default_output, status_of
-from megabatch.workers.local import run_as_worker, start_workers
+from megabatch.workers.local import check_count, run_as_worker, start_workers
 from megabatch.workers.meeting import Meeting, join
-from megabatch.workers.token import TOKEN_VARIABLE, is_signed, sign
+from megabatch.workers.token import TOKEN_VARIABLE, is_signed, open_to_others, sign
 from megabatch.workers.world import (
     ALONE,
     World,
@@ -29,8 +29,6 @@ from megabatch.workers.world import (
 )
 
 __all__ = ["train", "train_here"]
-
-MAX_LOCAL_WORKERS = 1024
 
 
 def train(
@@ -83,10 +81,7 @@ def train_here(request: TrainRequest, workers: int | None, environ: Mapping[str,
 
 
 def _start_workers(request: TrainRequest, world_size: int) -> int:
-    if world_size > MAX_LOCAL_WORKERS:
-        raise LaunchError(
-            f"--workers {world_size}; at most {MAX_LOCAL_WORKERS} local workers can be started, give fewer"
-        )
+    check_count(world_size)
     is_part = request.elastic is not None and request.elastic.lighthouse  # of a world that only the lighthouse knows
     if request.grid and is_part:
         parse_grid(request.grid)
@@ -95,7 +90,7 @@ def _start_workers(request: TrainRequest, world_size: int) -> int:
     folder = (request.output or default_output(request.name)).absolute()
     if not is_part:
         check_output(folder, request.config, request.resume)
-    for line in request.lines:
+    for line in filter(None, [*request.lines, open_to_others(os.environ)]):
         print(line, flush=True)
     print(f"starting       {world_size} worker{'s' if world_size > 1 else ''}: torch, images, network", flush=True)
     request = replace(request, output=folder, lines=())

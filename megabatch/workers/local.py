@@ -44,6 +44,7 @@ _PATIENCE_SECONDS = 10.0
 LEFT_EXIT_CODE = 3
 """Of a worker of an elastic run that was asked to leave: it is not replaced."""
 
+_MAX_WORKERS = 1024
 _SHORT_LIFE_SECONDS = 20.0  # of a worker that may never have made a step
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 
@@ -58,6 +59,7 @@ def start_workers(world_size: int, work: Callable[..., object], *args: object, m
         MegabatchError: the one-line error a worker left.
         LaunchError: when workers died more often than `max_restarts`.
     """
+    check_count(world_size)
     with _launching() as launched:
         for attempt in range(max_restarts + 1):
             listener = listen_at("127.0.0.1", 0, local=True)
@@ -103,6 +105,7 @@ def start_elastic_workers(
 
     Raises: as `start_workers`.
     """
+    check_count(world_size)
     with _launching() as launched:
         # A worker leaves at SIGTERM; at SIGINT the run stops.
         launched.passed_as = lambda number: signal.SIGTERM if number in leave_on else signal.SIGINT
@@ -133,6 +136,12 @@ def start_elastic_workers(
         if launched.signals:
             return launched.signals[0]
         return 0 if has_finished else signal.SIGTERM
+
+
+def check_count(world_size: int) -> None:
+    """Raise LaunchError for more local workers than any machine has."""
+    if world_size > _MAX_WORKERS:
+        raise LaunchError(f"--workers {world_size}; at most {_MAX_WORKERS:,} local workers can be started, give fewer")
 
 
 def _how(code: int) -> str:

@@ -163,7 +163,7 @@ def test_a_grid_of_all_hosts_is_not_held_against_the_workers_of_one(
 
 @pytest.mark.parametrize("elastic", [None, Elastic(), Elastic("127.0.0.1:1")])
 def test_more_local_workers_than_any_machine_has_are_one_line(elastic: Elastic | None, tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match="at most 1024 local workers") as caught:
+    with pytest.raises(LaunchError, match="at most 1,024 local workers") as caught:
         train_here(TrainRequest(small_config(), tmp_path / "run", elastic=elastic), 99999999999, TOKEN)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
