@@ -43,7 +43,7 @@ from megabatch.train.state import RunState, take_state, whole_state
 from megabatch.workers.local import REPLACES_VARIABLE, STARTED_VARIABLE
 from megabatch.workers.membership import Membership, TooFewWorkersError
 from megabatch.workers.pack import pack, unpack
-from megabatch.workers.roster import NEWCOMER, Roster, agreement_text
+from megabatch.workers.roster import NEWCOMER, Roster, Seat, agreement_text, part_of
 from megabatch.workers.stop import StopRequest
 from megabatch.workers.world import World
 
@@ -286,6 +286,7 @@ class ElasticRun:
             "joined": joined,
             "seconds": seconds,
             "grid": self._components.shape.text,
+            "joined_with": [_equipment(seat) for seat in roster.seats if seat.name in joined],
         }
         append_line(trainer.folder / MEMBERSHIP_FILE, json.dumps(entry))
         told = [f"lost {', '.join(lost)}"] * bool(lost) + [f"joined by {', '.join(joined)}"] * bool(joined)
@@ -322,6 +323,12 @@ class ElasticRun:
             yield
         finally:
             met.set()
+
+
+def _equipment(seat: Seat) -> dict[str, str]:
+    """What is known of a worker that has joined; as for all others, or it would have been refused."""
+    parts = {name: part_of(seat.agreement, name) for name in ("processor", "torch", "threads")}
+    return {"name": seat.name, "host": seat.host, **parts}
 
 
 def _connect(components: Components, world: World, shape: GridShape, timeout_seconds: float) -> None:

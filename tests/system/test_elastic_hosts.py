@@ -8,10 +8,12 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+from megabatch.machine import host_name, processor_name
 from tests.system.runs import command, rows_of, start
 from tests.system.test_elastic import SETTINGS, membership_of
 from tests.system.test_launch import wait_for_rows
@@ -111,6 +113,15 @@ def test_ctrl_c_on_one_host_stops_the_run_on_all(host: Host, tmp_path: Path) -> 
     wait_for_rows(run, hosts[0])
     hosts.append(host(overrides=LONG))
     wait_for_workers(run, 2, hosts[0])
+    [change] = membership_of(run)
+    [equipment] = change["joined_with"]  # type: ignore[misc]
+    assert equipment == {
+        "name": change["joined"][0],  # type: ignore[index]
+        "host": host_name(),
+        "processor": processor_name(),
+        "torch": version("torch"),
+        "threads": "1",
+    }
     hosts[1].send_signal(signal.SIGINT)
     for one in hosts:
         out, err = one.communicate(timeout=100)
