@@ -33,14 +33,16 @@ from megabatch.comm.shape import GridShape, default_shape, parse_grid
 from megabatch.errors import CommunicationError, DisagreementError, LaunchError, MegabatchError, first_line
 from megabatch.files import append_line
 from megabatch.machine import host_name
+from megabatch.report.run import SUMMARY_FILE
 from megabatch.train.agreement import agreement_of
 from megabatch.train.components import Components
 from megabatch.train.evaluate import Evaluator
 from megabatch.train.progress import Progress
 from megabatch.train.request import Elastic
+from megabatch.train.run_dir import status_of
 from megabatch.train.run_writer import RunWriter
 from megabatch.train.state import RunState, take_state, whole_state
-from megabatch.workers.local import REPLACES_VARIABLE, STARTED_VARIABLE
+from megabatch.workers.local import LEFT_EXIT_CODE, REPLACES_VARIABLE, STARTED_VARIABLE
 from megabatch.workers.membership import Membership, TooFewWorkersError
 from megabatch.workers.pack import pack, unpack
 from megabatch.workers.roster import NEWCOMER, Roster, Seat, agreement_text, part_of
@@ -297,7 +299,7 @@ class ElasticRun:
 
     @contextmanager
     def _ending_with_the_run(self) -> Iterator[None]:
-        """While the block lasts, end this process when others have finished the run: nobody is left to meet.
+        """While the block lasts, end this process when others have finished or stopped the run: nobody is left to meet.
 
         It may be a worker that comes late, or one that hung while the others went on. A summary that is older than the
         launcher speaks of an earlier end of the run.
@@ -306,9 +308,11 @@ class ElasticRun:
 
         def end_if_finished() -> None:
             with suppress(OSError):
-                if (self._trainer.folder / "summary.json").stat().st_mtime > started:
-                    print("the others have finished the run without this worker", flush=True)
-                    os._exit(0)
+                folder = self._trainer.folder
+                if (folder / SUMMARY_FILE).stat().st_mtime > started:
+                    status = status_of(folder)
+                    print(f"the others have {status} the run without this worker", flush=True)
+                    os._exit(0 if status == "finished" else LEFT_EXIT_CODE)
 
         def watch() -> None:
             while not met.wait(ASK_SECONDS):

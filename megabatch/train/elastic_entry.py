@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -55,6 +56,7 @@ def start_elastic(request: TrainRequest, elastic: Elastic, world_size: int) -> i
     from megabatch.workers.door import GuardedLighthouse, Way
     from megabatch.workers.membership import check_address
 
+    started = time.time()  # a run that ends while the way to it is looked for ends without this host, too
     if run_token(os.environ) is None:
         os.environ[TOKEN_VARIABLE] = secrets.token_hex(32)  # workers inherit it
     token, elastic = needed_token(os.environ, "an elastic run"), replace(elastic, local_workers=world_size)
@@ -70,6 +72,7 @@ def start_elastic(request: TrainRequest, elastic: Elastic, world_size: int) -> i
         elastic = replace(elastic, lighthouse=opened.address, way=opened.inner, founders=world_size)
     request, max_restarts = replace(request, elastic=elastic), request.config.comm.max_restarts
     options: dict[str, Any] = {"max_restarts": max_restarts, "leave_on": LEAVE_SIGNALS if is_part else ()}
+    options["started"] = started
     try:
         return start_elastic_workers(world_size, _start_work, request, **options)
     finally:

@@ -96,12 +96,13 @@ def start_elastic_workers(
     *args: object,
     max_restarts: int = 0,
     leave_on: Collection[signal.Signals] = (),
+    started: float = 0.0,
 ) -> int:
     """Call `work(*args)` in new processes; one that dies is replaced, and the others are left alone.
 
     Returns 0, or the signal that ended it; SIGTERM when all workers left one by one. Workers that die soon after their
     start are replaced `max_restarts` times in a row. leave_on: signals that make all workers of this launcher leave
-    the run; others stop the run.
+    the run; others stop the run. started: when the command began, if that was before this call, in seconds since 1970.
 
     Raises: as `start_workers`.
     """
@@ -109,7 +110,7 @@ def start_elastic_workers(
     with _launching() as launched:
         # A worker leaves at SIGTERM; at SIGINT the run stops.
         launched.passed_as = lambda number: signal.SIGTERM if number in leave_on else signal.SIGINT
-        environment = {**launched.environment, STARTED_VARIABLE: str(time.time())}
+        environment = {**launched.environment, STARTED_VARIABLE: str(started or time.time())}
         running: dict[int, tuple[SpawnProcess, float]] = {}
         short_lives, over, has_finished = 0, False, False
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -158,6 +159,28 @@ def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MEGABATCH_TOKEN", "0123456789abcdef" * 2)
     monkeypatch.setenv("TEST_MARKS", str(tmp_path))
     return tmp_path
+
+
+def test_a_run_that_ends_while_a_host_looks_for_it_has_ended_without_that_host(
+    local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its workers compare the summary with the begin of their launcher, and would wait for others that have gone."""
+    times: dict[str, float] = {}
+
+    def found_way(lighthouse: str, token: bytes) -> Any:
+        times["summary"] = time.time()
+        return SimpleNamespace(address=lighthouse, close=lambda: None)
+
+    def start(*args: Any, started: float, leave_on: Any, **options: Any) -> int:
+        times["started"] = started
+        assert leave_on == (signal.SIGTERM, signal.SIGHUP)
+        return 0
+
+    monkeypatch.setattr("megabatch.workers.door.Way", found_way)
+    monkeypatch.setattr(elastic_entry, "start_elastic_workers", start)
+    request = TrainRequest(small_config(), local / "run", elastic=Elastic("127.0.0.1:1"))
+    assert elastic_entry.start_elastic(request, Elastic("127.0.0.1:1"), 1) == 0
+    assert times["started"] < times["summary"]
 
 
 @pytest.mark.slow
