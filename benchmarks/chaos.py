@@ -94,9 +94,9 @@ def disturb(run: Disturbed, kind: str, chance: random.Random) -> dict[str, Any] 
         victim = chance.choice(run.members())
         if "main" in kind:
             victim = run.main_rank() or victim
-        victim.send_signal(signal.SIGSTOP)
-        time.sleep(chance.uniform(0.1, 0.5) * HANG_SECONDS if kind == "pause" else 1.7 * HANG_SECONDS)
-        with contextlib.suppress(psutil.NoSuchProcess):  # it may have been replaced and killed
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may have ended, or have been replaced and killed
+            victim.send_signal(signal.SIGSTOP)
+            time.sleep(chance.uniform(0.1, 0.5) * HANG_SECONDS if kind == "pause" else 1.7 * HANG_SECONDS)
             victim.send_signal(signal.SIGCONT)
         return begun
     if kind == "leave":
@@ -145,7 +145,8 @@ def _kill(run: Disturbed, kind: str, chance: random.Random, begun: dict[str, Any
         return None
     if "all-reduce" in kind:  # nobody can end the sum while one of them is stopped
         held = chance.choice([one for one in members if one not in victims])
-        held.send_signal(signal.SIGSTOP)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            held.send_signal(signal.SIGSTOP)
         time.sleep(chance.uniform(0.2, 0.4))
     try:
         for victim in victims:
@@ -153,8 +154,9 @@ def _kill(run: Disturbed, kind: str, chance: random.Random, begun: dict[str, Any
     except psutil.NoSuchProcess:
         return None
     finally:
-        if held is not None:
-            held.send_signal(signal.SIGCONT)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if held is not None:
+                held.send_signal(signal.SIGCONT)
     began, known = time.monotonic(), len(run.changes())
     gone = {victim.pid for victim in victims}
 
@@ -280,7 +282,8 @@ def _make(
         dump = run.temporary.parent / "stacks"
         for process in run.processes():
             subprocess.run(f"py-spy dump --pid {process.pid} >>{dump} 2>&1", shell=True, check=False)
-    left = run.end()
+    finally:  # whatever happens: launchers that nobody ends would go on
+        left = run.end()
     problem += problem_of(run, left, wanted)
     return {"faults": done, "problem": problem, "seconds": time.monotonic() - began}
 

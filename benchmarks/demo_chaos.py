@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,10 +70,14 @@ def _show(process: subprocess.Popen[str]) -> None:
 
 def workers_of(process: subprocess.Popen[str], folder: Path) -> tuple[list[psutil.Process], psutil.Process | None]:
     """The workers of a run, and the main rank among them: it holds the file of the metrics open."""
-    children = psutil.Process(process.pid).children()
-    workers = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
-    metrics = str((folder / "metrics.jsonl").resolve())
-    return workers, next((one for one in workers if metrics in [file.path for file in one.open_files()]), None)
+    metrics, workers, main = str((folder / "metrics.jsonl").resolve()), [], None
+    with suppress(psutil.Error):  # the run is over
+        for child in psutil.Process(process.pid).children():
+            with suppress(psutil.Error):  # this one has just ended
+                if "spawn_main" in " ".join(child.cmdline()):
+                    workers.append(child)
+                    main = child if metrics in [file.path for file in child.open_files()] else main
+    return workers, main
 
 
 def cause(what: str, process: subprocess.Popen[str], folder: Path) -> Fault | None:
@@ -129,6 +134,10 @@ def main() -> None:
             sys.exit(1)
     finally:
         process.terminate()
+        try:
+            process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.kill()  # its workers end with it
 
     joins = [row["seconds"] for row in rows_of(elastic / "membership.jsonl") if row["joined"]]
     print("\nkilled with -9        after step   next step done   a step before")

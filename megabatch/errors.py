@@ -7,7 +7,8 @@
     |-- WriteError          a file that cannot be written: no such folder, no permission, a full disk
     |-- CheckpointError     a run folder or checkpoint that does not fit this run
     |-- LaunchError         a world of workers that cannot be formed or joined
-    |-- CommunicationError  workers that stopped answering or disagree about what is exchanged
+    |-- CommunicationError  workers that stopped answering
+    |   `-- DisagreementError   workers that disagree about what is exchanged
     `-- TrainingError       a training that cannot go on (non-finite gradients)
 
 Every message is one line with three parts: what was given, what is needed, what to do. `assert` is for our own
@@ -28,6 +29,7 @@ __all__ = [
     "CommunicationError",
     "ConfigError",
     "DataError",
+    "DisagreementError",
     "GridError",
     "LaunchError",
     "MegabatchError",
@@ -71,7 +73,11 @@ class LaunchError(MegabatchError):
 
 
 class CommunicationError(MegabatchError):
-    """Workers that stopped answering or disagree about what is exchanged."""
+    """Workers that stopped answering."""
+
+
+class DisagreementError(CommunicationError):
+    """Workers that disagree about what is exchanged: they would again."""
 
 
 class TrainingError(MegabatchError):

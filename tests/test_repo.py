@@ -95,7 +95,6 @@ WITHOUT_A_TEST_FILE = {
     "megabatch/train/__init__.py": "tests/train/test_entry.py calls it",
     "megabatch/train/state.py": WHOLE_RUNS,
     "megabatch/train/request.py": "plain values, which tests/train/test_entry.py fills in",
-    "megabatch/train/elastic.py": WHOLE_RUNS,
     "megabatch/train/elastic_entry.py": WHOLE_RUNS,
     "megabatch/train/trainer.py": WHOLE_RUNS,
 }

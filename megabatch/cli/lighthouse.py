@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from megabatch.cli.options import examples
-from megabatch.workers.token import needed_token
+from megabatch.workers.token import needed_token, open_to_others
 
 app = typer.Typer()
 
@@ -33,7 +33,10 @@ def lighthouse(
     """
     from megabatch.workers.door import GuardedLighthouse
 
-    server = GuardedLighthouse(bind, needed_token(os.environ, "a lighthouse"), min_workers)
+    token = needed_token(os.environ, "a lighthouse")
+    if warning := open_to_others(os.environ):
+        print(warning, flush=True)
+    server = GuardedLighthouse(bind, token, min_workers)
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())

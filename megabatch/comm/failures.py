@@ -28,7 +28,7 @@ from megabatch.comm.grid import ProcessGrid
 from megabatch.comm.p2p import MAX_ACTIONS, PeerLostError, Scratch, message_tag
 from megabatch.comm.primitives import exchange_maximum
 from megabatch.comm.shape import ranks_text
-from megabatch.errors import CommunicationError
+from megabatch.errors import CommunicationError, DisagreementError
 
 _CHECK = "consistency check"
 _ECHO_SECONDS = 0.2
@@ -66,7 +66,8 @@ def check_consistency(
     task and message are for people: "bucket 3", "1000 float32".
 
     Raises:
-        CommunicationError: on every rank, saying who has what, when one differs; or when a rank does not answer.
+        DisagreementError: saying who has what, when one differs.
+        CommunicationError: a rank does not answer, or has seen the difference already and left.
     """
     digest = int.from_bytes(hashlib.blake2b(digest_of.encode(), digest_size=7).digest())
     extremes = torch.tensor([digest, -digest], dtype=torch.int64, device=device)
@@ -85,7 +86,8 @@ def check_consistency(
             dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=grid.group(axis))
     greatest, opposite = extremes.tolist()
     if greatest != -opposite:
-        raise fail(grid, Note(grid.rank, task, _CHECK, call, message, "workers disagree"))
+        told = fail(grid, Note(grid.rank, task, _CHECK, call, message, f"workers disagree about {message}"))
+        raise DisagreementError(str(told))
 
 
 def report_lost_peer(

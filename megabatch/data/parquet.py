@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ class ParquetImages(EncodedImages):
         is_main = np.ones(num_rows, dtype=np.bool_)  # of its row group
         is_main[1:] = (np.diff(index.shards.astype(np.int64)) != 0) | (np.diff(index.offsets) != 0)
         first_rows = np.flatnonzero(is_main)
+        self._sizes = [(stamp.name, stamp.num_bytes) for stamp in stamps]
         self._groups = [(files[index.shards[row]], int(index.offsets[row])) for row in first_rows.tolist()]
         self._starts = np.append(first_rows, num_rows)
         self._metadata: dict[Path, Any] = {}
@@ -77,6 +79,9 @@ class ParquetImages(EncodedImages):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state | {"_lock": threading.Lock()})
+
+    def layout(self) -> Iterator[object]:
+        yield from (self._sizes, self._starts)
 
     def read_bytes(self, index: int) -> bytes:
         group, row = self._place(index)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,10 @@ class RawImages(Source):
         start = int(self._offsets[index])
         pixels = self._maps[file][start : start + height * width * self.channels]
         return pixels.reshape(height, width, self.channels).view(np.ndarray)
+
+    def layout(self) -> Iterator[object]:
+        yield [file.name for file in self._files]
+        yield from (self._shapes, self._offsets)
 
     def name_of(self, index: int) -> str:
         file = self._file_of(index)

@@ -70,6 +70,10 @@ class TarImages(EncodedImages):
         where = self._index
         return self._storage.read_at(int(where.shards[index]), int(where.offsets[index]), int(where.lengths[index]))
 
+    def layout(self) -> Iterator[object]:
+        yield [(stamp.name, stamp.num_bytes) for stamp in self._index.stamps]
+        yield from (self._index.shards, self._index.offsets, self._index.lengths)
+
     def name_of(self, index: int) -> str:
         shard, offset = int(self._index.shards[index]), int(self._index.offsets[index])
         header = self._storage.read_at(shard, offset - BLOCK_BYTES, 100)

@@ -31,7 +31,8 @@ def recipe_path(name: str) -> Path:
     """The file of a shipped recipe, or `name` itself when it is a path to a TOML file."""
     if name.endswith(".toml"):
         if not Path(name).is_file():
-            raise ConfigError(f"recipe file '{name}' does not exist; give a file, or a name from `megabatch recipes`")
+            problem = "is not an ordinary file" if Path(name).exists() else "does not exist"
+            raise ConfigError(f"recipe file '{name}' {problem}; give a file, or a name from `megabatch recipes`")
         return Path(name)
     if name not in recipe_names():
         hint = nearest(name, recipe_names()) or f"; known: {', '.join(recipe_names())}"

@@ -31,6 +31,7 @@ class Change:
     seconds: float
     grid: str
     time: str
+    equipment: str  # hosts, processors, versions and threads of those who joined
 
 
 def changes(run: Run) -> list[Change]:
@@ -53,7 +54,16 @@ def _change(row: dict[str, Any]) -> Change | None:
         seconds,
         text(row.get("grid"), 40),
         f"{datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M:%S}" if time else "",
+        "; ".join(dict.fromkeys(filter(None, map(_equipment, items(row.get("joined_with"))[:MAX_NAMES])))),
     )
+
+
+def _equipment(row: Any) -> str:
+    """Host, processor, version and threads of one worker; what is not told is left out."""
+    if not isinstance(row, dict):
+        return ""
+    host, processor, torch, threads = (text(row.get(name), 60) for name in ("host", "processor", "torch", "threads"))
+    return ", ".join(filter(None, [host, processor, torch and f"torch {torch}", threads and f"{threads} threads"]))
 
 
 def membership(runs: Sequence[Run]) -> Figure | Missing:
@@ -99,7 +109,7 @@ def membership(runs: Sequence[Run]) -> Figure | Missing:
 
 def change_rows(run: Run) -> tuple[list[str], list[list[str]]]:
     """The table of changes: headings and one row per change."""
-    head = ["after step", "time (UTC)", "workers", "grid", "lost", "joined", "seconds"]
+    head = ["after step", "time (UTC)", "workers", "grid", "lost", "joined", "joined with", "seconds"]
     return head, [
         [
             str(one.step),
@@ -108,6 +118,7 @@ def change_rows(run: Run) -> tuple[list[str], list[list[str]]]:
             one.grid or "-",
             ", ".join(one.lost) or "-",
             ", ".join(one.joined) or "-",
+            one.equipment or "-",
             f"{one.seconds:.2f}",
         ]
         for one in changes(run)

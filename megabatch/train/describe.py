@@ -87,7 +87,7 @@ def describe_environment(world: World, grid: GridShape, device: torch.device) ->
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "backend": dist.get_backend(),
         "threads_per_worker": torch.get_num_threads(),
-        "arithmetic": _describe_arithmetic(),
+        "arithmetic": describe_arithmetic(),
         "hosts": gather(host_name(), str),
         "workers": world.size,
         "grid": list(grid.sizes),
@@ -97,7 +97,7 @@ def describe_environment(world: World, grid: GridShape, device: torch.device) ->
     }
 
 
-def _describe_arithmetic() -> dict[str, Any]:
+def describe_arithmetic() -> dict[str, Any]:
     """What the last bits of a ghost batch's gradient depend on, besides the device, the threads and the versions."""
     of_libraries = ("ATEN_CPU_CAPABILITY", "CUBLAS_WORKSPACE_CONFIG", "DNNL_", "MKL_CBWR", "MKL_ENABLE_", "ONEDNN_")
     return {

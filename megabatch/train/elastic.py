@@ -10,7 +10,6 @@ The main rank may be the one that is lost. Then the new main rank takes over the
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import secrets
@@ -18,9 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import asdict
 from enum import Enum
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -29,19 +26,21 @@ import torch
 from megabatch.comm.failures import is_lost_contact
 from megabatch.comm.messages import broadcast
 from megabatch.comm.shape import default_shape, parse_grid
-from megabatch.errors import LaunchError, MegabatchError
+from megabatch.errors import DisagreementError, LaunchError, MegabatchError, first_line
 from megabatch.files import append_line
 from megabatch.machine import host_name
 from megabatch.report.run import CONFIG_FILE, MEMBERSHIP_FILE, SUMMARY_FILE
+from megabatch.train.agreement import agreement_of
 from megabatch.train.components import Components
 from megabatch.train.evaluate import Evaluator
 from megabatch.train.progress import Progress
 from megabatch.train.request import Elastic
-from megabatch.train.run_dir import digest_of
+from megabatch.train.run_dir import status_of
 from megabatch.train.run_writer import RunWriter
 from megabatch.train.state import RunState, take_state, whole_state
-from megabatch.workers.local import REPLACES_VARIABLE, STARTED_VARIABLE
-from megabatch.workers.membership import NEWCOMER, Membership, Roster, TooFewWorkersError
+from megabatch.workers.local import LEFT_EXIT_CODE, REPLACES_VARIABLE, STARTED_VARIABLE
+from megabatch.workers.membership import Membership, TooFewWorkersError
+from megabatch.workers.roster import NEWCOMER, Roster, Seat, agreement_text, part_of
 from megabatch.workers.state_bytes import pack, unpack
 from megabatch.workers.stop import StopRequest
 
@@ -51,6 +50,7 @@ ASK_SECONDS = 0.5
 """A worker that comes takes part after at most so long, and the step that is going on."""
 
 _TRIES = 20
+_FAILURES = 8  # of the same workers at the same place
 
 
 class Participant(Protocol):
@@ -94,7 +94,7 @@ class FixedWorkers:
     def leaves(self, stop: StopRequest) -> bool:
         return False
 
-    def have_changed(self, stop: StopRequest, ask_wanted: bool) -> bool:
+    def have_changed(self, ask_wanted: bool) -> bool:
         return False
 
     def concluding(self) -> AbstractContextManager[None]:
@@ -112,19 +112,20 @@ class ElasticRun:
         self._elastic, self._token, self._grid = elastic, token, grid
         self._names: tuple[str, ...] = ()  # of those who take part; nobody before the first world
         self._last_ask = 0.0
-        self._is_concluding = False
+        self._failures = 0
+        self._failed_at: tuple[tuple[str, ...], int] = (), NEWCOMER
+        self._is_concluding = self._is_leaving = False
 
     def begin(self, trainer: Participant, stack: ExitStack, *, resume: bool) -> Start:
         """Meet the others, and find out whether a run begins or goes on."""
         self._trainer, self._components, self._stack = trainer, trainer.components, stack
         config, elastic = self._components.config, self._elastic
-        labels = hashlib.sha256(self._components.train_source.labels.tobytes()).hexdigest()
-        versions = f"megabatch {version('megabatch')}, torch {torch.__version__}, {torch.get_num_threads()} threads"
+        agreement = agreement_of(self._components, self._grid, elastic.min_workers, elastic.max_workers)
         self._membership = Membership(
             self.name,
             elastic.lighthouse,
             self._token,
-            digest_of(config, labels, f"{versions}, {elastic.min_workers} to {elastic.max_workers} workers"),
+            agreement_text(agreement),
             # One that takes the place of a dead worker begins with whoever is there: not all dead ones are replaced.
             founders=1 if REPLACES_VARIABLE in os.environ else elastic.founders,
             min_workers=elastic.min_workers,
@@ -148,24 +149,41 @@ class ElasticRun:
             except Exception as error:
                 if not is_lost_contact(error):
                     raise
+                self._refuse_to_go_round(error)
                 self._leave_world()
                 self._move(None)
+
+    def _refuse_to_go_round(self, error: Exception) -> None:
+        """Raise LaunchError when these workers will not do together what they try to do."""
+        place = self._names, self._trainer.state.how_far
+        self._failures = self._failures + 1 if place == self._failed_at else 1
+        self._failed_at = place
+        if isinstance(error, DisagreementError) or self._failures >= _FAILURES:
+            raise LaunchError(
+                f"{len(self._names)} workers met after step {self._trainer.state.clock.steps}, and {self._failures} "
+                f"times the same step failed ({first_line(error)}); look at the logs of {', '.join(self._names[:4])}, "
+                "and raise comm.hang_seconds if one is merely slow"
+            ) from None
 
     def wants_to_ask(self) -> bool:
         """Whether it is time to ask who takes part now; the main rank's clock decides for all."""
         return self._components.world.is_main and time.monotonic() - self._last_ask >= ASK_SECONDS
 
     def leaves(self, stop: StopRequest) -> bool:
-        """SIGTERM to one worker takes that worker away; to the last one, it stops the run."""
-        return self._components.world.size > 1 and stop.signal_name == "SIGTERM"
+        """Whether this worker is to leave after the step that begins: ask once for each, and tell the others in it.
 
-    def have_changed(self, stop: StopRequest, ask_wanted: bool) -> bool:
+        SIGTERM takes a worker away; the last one, and all that would leave after the same step, stop the run.
+        """
+        self._is_leaving = self._components.world.size > 1 and stop.signal_name in self._elastic.leave_on
+        return self._is_leaving
+
+    def have_changed(self, ask_wanted: bool) -> bool:
         """After a step, on every worker: whether others take part now than in it; then all have moved to their world.
 
         Raises:
             LeftRunError: this worker was asked to leave.
         """
-        if self.leaves(stop):
+        if self._is_leaving:
             self._trainer.writer.save()
             raise LeftRunError(f"left the run after step {self._trainer.state.clock.steps}; the others go on")
         if not ask_wanted:
@@ -210,7 +228,7 @@ class ElasticRun:
                 self._membership.connect(roster)
                 before = self._enter(roster)
             except Exception as error:
-                if not is_lost_contact(error):
+                if not is_lost_contact(error) or isinstance(error, DisagreementError):
                     raise
                 self._leave_world()
                 roster = None
@@ -240,8 +258,7 @@ class ElasticRun:
     def _state_dict(self) -> dict[str, Any]:
         """Everything that another worker needs to go on from here."""
         state = self._trainer.state
-        made = asdict(state.made) if state.made else None
-        of_run = {"made": made, "rows": self._trainer.writer.rows, "workers": list(self._names)}
+        of_run = {"place": state.place_dict(), "rows": self._trainer.writer.rows, "workers": list(self._names)}
         return whole_state(self._components, state) | of_run
 
     def _load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -264,6 +281,7 @@ class ElasticRun:
             "joined": joined,
             "seconds": seconds,
             "grid": self._components.shape.text,
+            "joined_with": [_equipment(seat) for seat in roster.seats if seat.name in joined],
         }
         append_line(trainer.folder / MEMBERSHIP_FILE, json.dumps(entry))
         told = [f"lost {', '.join(lost)}"] * bool(lost) + [f"joined by {', '.join(joined)}"] * bool(joined)
@@ -274,7 +292,7 @@ class ElasticRun:
 
     @contextmanager
     def _ending_with_the_run(self) -> Iterator[None]:
-        """While the block lasts, end this process when others have finished the run: nobody is left to meet.
+        """While the block lasts, end this process when others have finished or stopped the run: nobody is left to meet.
 
         It may be a worker that comes late, or one that hung while the others went on. A summary that is older than the
         launcher speaks of an earlier end of the run.
@@ -283,9 +301,11 @@ class ElasticRun:
 
         def end_if_finished() -> None:
             with suppress(OSError):
-                if (self._trainer.folder / SUMMARY_FILE).stat().st_mtime > started:
-                    print("the others have finished the run without this worker", flush=True)
-                    os._exit(0)
+                folder = self._trainer.folder
+                if (folder / SUMMARY_FILE).stat().st_mtime > started:
+                    status = status_of(folder)
+                    print(f"the others have {status} the run without this worker", flush=True)
+                    os._exit(0 if status == "finished" else LEFT_EXIT_CODE)
 
         def watch() -> None:
             while not met.wait(ASK_SECONDS):
@@ -300,3 +320,9 @@ class ElasticRun:
             yield
         finally:
             met.set()
+
+
+def _equipment(seat: Seat) -> dict[str, str]:
+    """What is known of a worker that has joined; as for all others, or it would have been refused."""
+    parts = {name: part_of(seat.agreement, name) for name in ("processor", "torch", "threads")}
+    return {"name": seat.name, "host": seat.host, **parts}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,6 +17,9 @@ from megabatch.workers.local import LEFT_EXIT_CODE, run_as_worker, start_elastic
 from megabatch.workers.meeting import join
 from megabatch.workers.token import TOKEN_VARIABLE, needed_token, run_token
 from megabatch.workers.world import ALONE, World, choose_device
+
+LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+"""They take a host away from a run on many: a pod is evicted, a connection broken. The others go on."""
 
 
 def check_elastic(
@@ -51,20 +56,25 @@ def start_elastic(request: TrainRequest, elastic: Elastic, world_size: int) -> i
     from megabatch.workers.door import GuardedLighthouse, Way
     from megabatch.workers.membership import check_address
 
+    started = time.time()  # a run that ends while the way to it is looked for ends without this host, too
     if run_token(os.environ) is None:
         os.environ[TOKEN_VARIABLE] = secrets.token_hex(32)  # workers inherit it
     token, elastic = needed_token(os.environ, "an elastic run"), replace(elastic, local_workers=world_size)
     opened: GuardedLighthouse | Way
-    if elastic.lighthouse:
+    is_part = bool(elastic.lighthouse)
+    if is_part:
         check_address(elastic.lighthouse)
         opened = Way(elastic.lighthouse, token)
-        elastic = replace(elastic, way=opened.address)
+        # This host may be taken away; what is local goes with its launcher.
+        elastic = replace(elastic, way=opened.address, leave_on=tuple(one.name for one in LEAVE_SIGNALS))
     else:
         opened = GuardedLighthouse("127.0.0.1:0", token, elastic.min_workers)
         elastic = replace(elastic, lighthouse=opened.address, way=opened.inner, founders=world_size)
     request, max_restarts = replace(request, elastic=elastic), request.config.comm.max_restarts
+    options: dict[str, Any] = {"max_restarts": max_restarts, "leave_on": LEAVE_SIGNALS if is_part else ()}
+    options["started"] = started
     try:
-        return start_elastic_workers(world_size, _start_work, request, max_restarts=max_restarts)
+        return start_elastic_workers(world_size, _start_work, request, **options)
     finally:
         opened.close()
 

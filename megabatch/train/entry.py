@@ -12,13 +12,12 @@ from typing import Any
 from megabatch.comm.shape import GridShape, parse_grid
 from megabatch.config import Config
 from megabatch.errors import CheckpointError, LaunchError
-from megabatch.report.run import SUMMARY_FILE
-from megabatch.train.elastic_entry import check_elastic, start_elastic
+from megabatch.train.elastic_entry import LEAVE_SIGNALS, check_elastic, start_elastic
 from megabatch.train.request import TrainRequest
-from megabatch.train.run_dir import check_output, default_output, is_default_output
-from megabatch.workers.local import run_as_worker, start_workers
+from megabatch.train.run_dir import check_output, default_output, is_default_output, status_of
+from megabatch.workers.local import check_count, run_as_worker, start_workers
 from megabatch.workers.meeting import Meeting, join
-from megabatch.workers.token import TOKEN_VARIABLE, is_signed, sign
+from megabatch.workers.token import TOKEN_VARIABLE, is_signed, open_to_others, sign
 from megabatch.workers.world import (
     ALONE,
     World,
@@ -78,11 +77,16 @@ def train_here(request: TrainRequest, workers: int | None, environ: Mapping[str,
 
 
 def _start_workers(request: TrainRequest, world_size: int) -> int:
-    _choose_grid(request.grid, world_size)  # refuse a grid that does not fit before anything is started
+    check_count(world_size)
+    is_part = request.elastic is not None and request.elastic.lighthouse  # of a world that only the lighthouse knows
+    if request.grid and is_part:
+        parse_grid(request.grid)
+    else:
+        _choose_grid(request.grid, world_size)  # refuse a grid that does not fit before anything is started
     folder = (request.output or default_output(request.name)).absolute()
-    if request.elastic is None or not request.elastic.lighthouse:
+    if not is_part:
         check_output(folder, request.config, request.resume)
-    for line in request.lines:
+    for line in filter(None, [*request.lines, open_to_others(os.environ)]):
         print(line, flush=True)
     print(f"starting       {world_size} worker{'s' if world_size > 1 else ''}: torch, images, network", flush=True)
     request = replace(request, output=folder, lines=())
@@ -91,7 +95,10 @@ def _start_workers(request: TrainRequest, world_size: int) -> int:
     else:
         max_restarts = request.config.comm.max_restarts
         stopped_by = start_workers(world_size, _start_work, request, max_restarts=max_restarts)
-    ended_well = (folder / SUMMARY_FILE).is_file()  # stopped with a checkpoint, or finished after all
+    # A run that stopped with a checkpoint, or finished after all, ended well. A host that left must come again: whoever
+    # started it must not take its part for done, also where it was the last one and the run stopped.
+    has_left = is_part and stopped_by in LEAVE_SIGNALS
+    ended_well = status_of(folder) in (("finished",) if has_left else ("finished", "stopped"))
     return 128 + stopped_by if stopped_by and not ended_well else 0
 
 

@@ -21,6 +21,7 @@ class Elastic:
     max_workers: int = 0  # 0: any number
     founders: int = 1  # workers that begin together, if they come in time
     local_workers: int = 1  # that share this host
+    leave_on: tuple[str, ...] = ("SIGTERM",)  # signals that take a worker away and let the others go on
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,6 +133,13 @@ def recorded_run(folder: Path) -> Recorded | None:
     if environment.get("launcher") != "megabatch" or workers is None or None in sizes or not sizes:
         return Recorded(folder, recipe)
     return Recorded(folder, recipe, workers, "x".join(map(str, sizes)))
+
+
+def status_of(folder: Path) -> str:
+    """How the run in a folder has ended: "finished", "stopped", or empty when it has not, or nobody can tell."""
+    with suppress(UnreadableError):
+        return text((read_table(folder / SUMMARY_FILE) or {}).get("status"), 20)
+    return ""
 
 
 def check_output(folder: Path, config: Config, resume: bool, *, same_result: bool = False) -> None:

@@ -18,9 +18,12 @@ from megabatch.schedule.clock import Clock
 from megabatch.train.branch import TrainingState
 from megabatch.train.checkpoint import check_fits, decode, link_best, newest_whole, refusing_damage
 from megabatch.train.components import Components
+from megabatch.train.evaluate import Evaluation
+from megabatch.train.phases import Ending
 from megabatch.workers.world import on_main_rank
 
 _MAX_MEMBERS = 1_000_000  # of an ensemble
+_PLACE = ("made", "stop_wanted", "outcome")
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,14 @@ class MadeStep:
     stop_wanted: bool
 
 
+@dataclass(frozen=True)
+class RunEnd:
+    """How a run has ended, and how good its model is, None after a stop: what is left to do is to conclude it."""
+
+    ending: Ending
+    result: Evaluation | None
+
+
 @dataclass
 class RunState:
     """What a run carries from step to step besides the weights. Its methods alone change it."""
@@ -68,6 +79,8 @@ class RunState:
     length_since_step: int = 0  # the step after which the run was given the length it has now
     trunk: TrainingState | None = None  # what the branch that is going on returns to
     made: MadeStep | None = None  # the newest step, until it is finished
+    stop_wanted: bool = False  # it was the last one before a stop
+    outcome: RunEnd | None = None  # when nothing is left to do but to conclude
 
     @property
     def epoch(self) -> float:
@@ -81,8 +94,9 @@ class RunState:
 
     @property
     def how_far(self) -> int:
-        """How far the run is, as one number: steps, then whether the last one is finished, then members."""
-        return (self.clock.steps * 2 + (self.made is None)) * _MAX_MEMBERS + len(self.members)
+        """How far the run is, as one number: steps, whether the last one is finished, members, whether it is over."""
+        finished_members = (self.clock.steps * 2 + (self.made is None)) * _MAX_MEMBERS + len(self.members)
+        return finished_members * 2 + (self.outcome is not None)
 
     def take_length(self, total_samples: int) -> None:
         """The run shall end after so many images, whatever it was to be before; its schedules are stretched."""
@@ -121,6 +135,7 @@ class RunState:
     def count_step(self, made: MadeStep, num_samples: int) -> None:
         """A step is made, and is still to be finished."""
         self.made = made
+        self.stop_wanted = made.stop_wanted
         self.clock = self.clock.after(num_samples)
         self.seen_samples += num_samples
         self.training_seconds += made.step_seconds
@@ -144,6 +159,10 @@ class RunState:
         """The trunk was evaluated."""
         self.trunk_top1 = top1
 
+    def end(self, outcome: RunEnd) -> None:
+        """The run has ended so, and its model is judged."""
+        self.outcome = outcome
+
     def note_wall_seconds(self, seconds: float) -> None:
         """So much time has passed in the loop, over all parts of the run."""
         self.wall_seconds = seconds
@@ -162,14 +181,20 @@ class RunState:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values only: `trunk` and `made` are not among them."""
-        plain = asdict(replace(self, trunk=None, made=None))
-        return {name: value for name, value in plain.items() if name not in ("trunk", "made")}
+        """What a checkpoint holds: plain values, without the trunk and without where in a step or at its end it is."""
+        plain = asdict(replace(self, trunk=None, made=None, outcome=None))
+        return {name: value for name, value in plain.items() if name not in ("trunk", *_PLACE)}
+
+    def place_dict(self) -> dict[str, Any]:
+        """Where the run is between two steps or at its end, for a worker that goes on from there; plain values."""
+        outcome = self.outcome and [self.outcome.ending.value, self.outcome.result and asdict(self.outcome.result)]
+        return {"made": self.made and asdict(self.made), "stop_wanted": self.stop_wanted, "outcome": outcome}
 
     def load_state_dict(
-        self, state: dict[str, Any], trunk: TrainingState | None = None, made: dict[str, Any] | None = None
+        self, state: dict[str, Any], trunk: TrainingState | None = None, place: dict[str, Any] | None = None
     ) -> None:
-        """Go on from `state`; `made` as `asdict` gives it."""
+        """Go on from `state`; place: as `place_dict` gives it, None for between two steps."""
+        made, outcome = (place[name] if place else None for name in ("made", "outcome"))
         trunk_clock = state["trunk_clock"]
         typed = {
             "clock": Clock(**state["clock"]),
@@ -177,6 +202,8 @@ class RunState:
             "members": [Member(**member) for member in state["members"]],
             "trunk": trunk,
             "made": MadeStep(**{**made, "before": Clock(**made["before"])}) if made else None,
+            "stop_wanted": bool(place and place["stop_wanted"]),
+            "outcome": RunEnd(Ending(outcome[0]), outcome[1] and Evaluation(**outcome[1])) if outcome else None,
         }
         for name, value in {**state, **typed}.items():
             setattr(self, name, value)
@@ -195,8 +222,8 @@ def whole_state(components: Components, state: RunState) -> dict[str, Any]:
 
 
 def take_state(components: Components, state: RunState, saved: dict[str, Any]) -> None:
-    """Go on from what `whole_state` gave, here or elsewhere; "made" is there when the newest step is not finished."""
-    state.load_state_dict(saved["run"], saved["trunk"], saved.get("made"))
+    """Go on from what `whole_state` gave, here or elsewhere; "place" is there when another worker gave it."""
+    state.load_state_dict(saved["run"], saved["trunk"], saved.get("place"))
     components.trained.load_state_dict(saved)
     if components.noise_scale and saved["noise"]:
         components.noise_scale.load_state_dict(saved["noise"])

@@ -42,7 +42,7 @@ class StepResult:
     gradient_norm: float  # before it is clipped
     repeated_steps: int  # steps so far that were done again because an exact sum did not fit
     applied: bool  # False when the gradient was not finite and the optimizer left the weights alone
-    stop_wanted: bool  # some rank was asked to stop
+    stop_wanted: bool  # some rank was asked to stop, or all to leave
     ask_wanted: bool  # some rank wants to know who takes part now
     noise_average: NoiseSample | None  # smoothed noise and signal of the gradient, when this step was measured
     noise_scale: float | None  # smoothed, in images; None when it is not measured, or not known
@@ -147,7 +147,7 @@ class StartedStep:
             gradient_norm=sums["gradient_norm"],
             applied=applied,
             repeated_steps=int(sums["repeats"]),
-            stop_wanted=sums["stop_wanted"] > 0,
+            stop_wanted=sums["stop_wanted"] > 0 or sums["leave_wanted"] == components.world.size,
             ask_wanted=sums["ask_wanted"] > 0,
             noise_average=noise_scale.average.sample() if noise_scale and self._is_measured and applied else None,
             noise_scale=noise_scale.scale if noise_scale else None,
@@ -164,6 +164,7 @@ def start_step(
     watch: Stopwatch,
     *,
     stop_wanted: bool = False,
+    leave_wanted: bool = False,
     ask_wanted: bool = False,
     measure_noise: bool = True,
 ) -> StartedStep | None:
@@ -203,6 +204,7 @@ def start_step(
         "repeats": exact.num_repeats * main if exact is not None else 0.0,
         "left_out": left_out if left_out is not None else 0.0,
         "stop_wanted": stop_wanted,
+        "leave_wanted": leave_wanted,
         "ask_wanted": ask_wanted,
         **watch.seconds,
     }

@@ -61,7 +61,7 @@ from megabatch.train.phases import (
 from megabatch.train.progress import Progress
 from megabatch.train.run_dir import changes_on_resume, hold, member_file, write_member
 from megabatch.train.run_writer import RunWriter
-from megabatch.train.state import MadeStep, Member, RunState, restore
+from megabatch.train.state import MadeStep, Member, RunEnd, RunState, restore
 from megabatch.train.step import StartedStep, StepResult, start_step
 from megabatch.workers.stop import StopRequest
 from megabatch.workers.world import World, on_main_rank
@@ -101,7 +101,6 @@ class Trainer:
         self.state = RunState(start_clock(config, self.phases[0], num_images))
         self.planned_samples = planned_samples(config, num_images)
         self.writer = RunWriter(folder, self.components, self.state, self.progress.say)
-        self._result: Evaluation | None = None  # of the model that the run leaves behind
         self._began = 0.0
         warm_up_pass(self.components)
 
@@ -121,17 +120,17 @@ class Trainer:
             stack.enter_context(self.progress.showing(self._overall(), self.planned_samples))
             self._began = time.perf_counter() - self.state.wall_seconds
 
-            number, ending = self.state.phase, Ending.OVER
-            while ending == Ending.OVER and number < len(self.phases):
-                ending = self._run_phase(self.phases[number])
+            number = self.state.phase
+            while self.state.outcome is None:
+                self._run_phase(self.phases[number])
                 number = self.state.phase if self.state.has_left(number) else number + 1
 
-            summary = self.workers.together(lambda: self._conclude(ending))
+            summary = self.workers.together(self._conclude)
         if self.world.is_main:
             write_page(self.folder, self.progress.say)
         return summary
 
-    def _run_phase(self, planned: TrainingPhase) -> Ending:
+    def _run_phase(self, planned: TrainingPhase) -> None:
         """Train a phase; a branch leaves its member behind, the last phase the model of the run."""
         with self._entered(planned) as phase:
             while (ending := self.workers.together(lambda: self._train_steps(phase))) == Ending.AGAIN:
@@ -140,7 +139,6 @@ class Trainer:
                 self.workers.together(lambda: self._finish_member(phase))
             if ending != Ending.OVER or phase.number == len(self.phases) - 1:
                 self.workers.together(lambda: self._finish_model(phase, ending))
-        return ending
 
     def _train_steps(self, phase: TrainingPhase) -> Ending:
         """Make the steps that are left of a phase, as long as the same ranks take part."""
@@ -149,6 +147,8 @@ class Trainer:
             return Ending.OVER
         if state.made is not None:  # with others than those who are there now
             self._finish_step(phase, state.made)
+        if state.stop_wanted:  # as a rank that was further has shared
+            return Ending.STOPPED
         control = control_of(config, phase, state.clock, self.world.rank, self.world.size, components.adaptive)
         loader = self.feeds.open_loader(phase, control, state.past_epochs, components.device)
         steps: deque[Started] = deque()  # not yet read
@@ -160,6 +160,7 @@ class Trainer:
                 scheduled = schedule_optimizer(
                     components.optimizer, phase.optimizer, step.epoch, step=step, past_epochs=state.past_epochs
                 )
+                leaves = self.workers.leaves(self.stop)
                 is_first = components.exact is not None and components.exact.is_new
                 started = start_step(
                     components,
@@ -167,7 +168,8 @@ class Trainer:
                     list(ghosts) if is_first else ghosts,  # the first step is always repeated
                     phase.seed,
                     self.watch,
-                    stop_wanted=self.stop.wanted and not self.workers.leaves(self.stop),
+                    stop_wanted=self.stop.wanted and not leaves,
+                    leave_wanted=leaves,
                     ask_wanted=self.workers.wants_to_ask(),
                     measure_noise=not phase.is_branch,
                 )
@@ -215,7 +217,7 @@ class Trainer:
         self._finish_step(phase, made)
         if stop_now:
             return Ending.STOPPED
-        return Ending.AGAIN if self.workers.have_changed(self.stop, result.ask_wanted) else None
+        return Ending.AGAIN if self.workers.have_changed(result.ask_wanted) else None
 
     def _finish_step(self, phase: TrainingPhase, made: MadeStep) -> None:
         """Evaluate, log and save after a step that counts already; every rank must call it."""
@@ -268,26 +270,31 @@ class Trainer:
         if self.plan:
             write_atomically(self.folder / PLAN_FILE, self.plan)
 
-    def _conclude(self, ending: Ending) -> dict[str, Any]:
+    def _conclude(self) -> dict[str, Any]:
         """Write what the run leaves behind, and return its summary; every rank must call it."""
         self.writer.flush()
+        assert self.state.outcome is not None
+        ending, result = self.state.outcome.ending, self.state.outcome.result
+        phase, is_member = self.phases[self.state.phase], ending == Ending.OVER and bool(self.state.members)
         with self.workers.concluding():
+            if ending != Ending.STOPPED and not is_member and not phase.is_branch:
+                self.evaluator.publish(phase, self.state.clock.samples)  # others may have been met since the evaluation
             stopped_by = (self.stop.signal_name or "a signal to another rank") if ending == Ending.STOPPED else ""
-            summary = summary_of(self.state, self.config, self.world.size, self._result, stopped_by)
+            summary = summary_of(self.state, self.config, self.world.size, result, stopped_by)
             summary["broken_images"] = self.feeds.total_broken(self.components.device)
             ranks = gather_ranks(self.watch, gather(host_name(), str))
             if self.world.is_main:
                 if ending != Ending.STOPPED:
-                    self._write_model(is_member=ending == Ending.OVER and bool(self.state.members))
+                    self._write_model(result, is_member=is_member)
                 write_json(self.folder / RANKS_FILE, ranks)
                 write_json(self.folder / SUMMARY_FILE, summary)
                 self.writer.end(summary)
         return summary
 
-    def _write_model(self, is_member: bool) -> None:
+    def _write_model(self, result: Evaluation | None, *, is_member: bool) -> None:
         """Write the model of the run: the network, or the last member of its ensemble."""
         weights = self.folder / self.state.members[-1].file if is_member else self.components.model
-        write_model(self.folder, weights, card_of(self.config, self.components.train_source, self._result))
+        write_model(self.folder, weights, card_of(self.config, self.components.train_source, result))
 
     @contextmanager
     def _entered(self, phase: TrainingPhase) -> Iterator[TrainingPhase]:
@@ -327,11 +334,15 @@ class Trainer:
 
     def _finish_model(self, phase: TrainingPhase, ending: Ending) -> None:
         """Find out how good the model is that the run leaves behind; nothing when it was stopped."""
+        if self.state.outcome is not None:  # a rank that was further has shared its state
+            return
+        result = None
         if ending == Ending.OVER and self.state.members:
             member = self.state.members[-1]
-            self._result = Evaluation(member.top1, member.top5, member.val_loss, len(self.components.val_source))
+            result = Evaluation(member.top1, member.top5, member.val_loss, len(self.components.val_source))
         elif ending != Ending.STOPPED:
-            self._result = self._evaluate(phase)
+            result = self._evaluate(phase)
+        self.state.end(RunEnd(ending, result))
 
     def _evaluate(self, phase: TrainingPhase) -> Evaluation:
         """Exact accuracy of the weights as they are now; every rank must call it."""

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
@@ -44,6 +44,7 @@ _PATIENCE_SECONDS = 10.0
 LEFT_EXIT_CODE = 3
 """Of a worker of an elastic run that was asked to leave: it is not replaced."""
 
+_MAX_WORKERS = 1024
 _SHORT_LIFE_SECONDS = 20.0  # of a worker that may never have made a step
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 
@@ -58,6 +59,7 @@ def start_workers(world_size: int, work: Callable[..., object], *args: object, m
         MegabatchError: the one-line error a worker left.
         LaunchError: when workers died more often than `max_restarts`.
     """
+    check_count(world_size)
     with _launching() as launched:
         for attempt in range(max_restarts + 1):
             listener = listen_at("127.0.0.1", 0, local=True)
@@ -88,19 +90,29 @@ def start_workers(world_size: int, work: Callable[..., object], *args: object, m
         raise _ended_badly(f"rank {rank} ended with {_how(code)}", max_restarts)
 
 
-def start_elastic_workers(world_size: int, work: Callable[..., object], *args: object, max_restarts: int = 0) -> int:
+def start_elastic_workers(
+    world_size: int,
+    work: Callable[..., object],
+    *args: object,
+    max_restarts: int = 0,
+    leave_on: Collection[signal.Signals] = (),
+    started: float = 0.0,
+) -> int:
     """Call `work(*args)` in new processes; one that dies is replaced, and the others are left alone.
 
-    Returns 0, or the signal that ended it. Workers that die soon after their start are replaced `max_restarts` times
-    in a row.
+    Returns 0, or the signal that ended it; SIGTERM when all workers left one by one. Workers that die soon after their
+    start are replaced `max_restarts` times in a row. leave_on: signals that make all workers of this launcher leave
+    the run; others stop the run. started: when the command began, if that was before this call, in seconds since 1970.
 
     Raises: as `start_workers`.
     """
+    check_count(world_size)
     with _launching() as launched:
-        launched.as_number = signal.SIGINT  # the run is to stop; SIGTERM would make one worker leave
-        environment = {**launched.environment, STARTED_VARIABLE: str(time.time())}
+        # A worker leaves at SIGTERM; at SIGINT the run stops.
+        launched.passed_as = lambda number: signal.SIGTERM if number in leave_on else signal.SIGINT
+        environment = {**launched.environment, STARTED_VARIABLE: str(started or time.time())}
         running: dict[int, tuple[SpawnProcess, float]] = {}
-        short_lives, over = 0, False
+        short_lives, over, has_finished = 0, False, False
 
         def start(count: int) -> None:
             for worker in launched.start([environment] * count, work, args):
@@ -113,7 +125,8 @@ def start_elastic_workers(world_size: int, work: Callable[..., object], *args: o
                 worker, began = running.pop(sentinel)
                 worker.join()
                 launched.raise_error()
-                over = over or worker.exitcode == 0 or bool(launched.signals)
+                has_finished = has_finished or worker.exitcode == 0
+                over = has_finished or bool(launched.signals)
                 if over or worker.exitcode == LEFT_EXIT_CODE:
                     continue
                 short_lives = short_lives + 1 if time.monotonic() - began < _SHORT_LIFE_SECONDS else 0
@@ -121,7 +134,15 @@ def start_elastic_workers(world_size: int, work: Callable[..., object], *args: o
                     raise _ended_badly(f"a worker ended with {_how(worker.exitcode or 0)}", max_restarts)
                 environment[REPLACES_VARIABLE] = "1"
                 start(1)
-        return launched.signals[0] if launched.signals else 0
+        if launched.signals:
+            return launched.signals[0]
+        return 0 if has_finished else signal.SIGTERM
+
+
+def check_count(world_size: int) -> None:
+    """Raise LaunchError for more local workers than any machine has."""
+    if world_size > _MAX_WORKERS:
+        raise LaunchError(f"--workers {world_size}; at most {_MAX_WORKERS:,} local workers can be started, give fewer")
 
 
 def _how(code: int) -> str:
@@ -141,7 +162,7 @@ class _Launched:
         self.error_file = error_file
         self.environment = {LAUNCHED_VARIABLE: str(os.getpid()), ERROR_FILE_VARIABLE: str(error_file)}
         self.signals: list[int] = []
-        self.as_number: int | None = None  # what the workers get instead of the signal itself
+        self.passed_as: Callable[[int], int] = lambda number: number
         self._workers: list[SpawnProcess] = []
 
     def start(
@@ -164,7 +185,7 @@ class _Launched:
         self.signals.append(number)
         for worker in self._workers:
             if worker.pid is not None and worker.is_alive():
-                os.kill(worker.pid, (self.as_number or number) if len(self.signals) == 1 else signal.SIGKILL)
+                os.kill(worker.pid, self.passed_as(number) if len(self.signals) == 1 else signal.SIGKILL)
 
     def raise_error(self) -> None:
         """Raise the error that a worker left, if one did."""

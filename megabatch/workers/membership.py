@@ -8,9 +8,9 @@ batches are sharded anew over those who are there, and sums are exact, so nobody
 torchft's own manager would divide by whoever took part and send state by pickle; of torchft only the lighthouse, its
 client and the heartbeats of its manager server are used here.
 
-Who may take part: a worker signs its entry with the run's token, and its digest (settings, data, versions, threads)
-must be that of the others. Entries without a signature are passed over; a worker with another digest is refused by
-name.
+Who may take part: a worker signs its entry with the run's token, and its agreement (settings, code, data, versions,
+processor, threads) must be that of the others. Entries without a signature are passed over; a worker with another
+agreement is refused, and told in what it differs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
@@ -34,11 +34,8 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from megabatch.comm.p2p import group_named, hang_up, uses_gloo
 from megabatch.errors import LaunchError, first_line
 from megabatch.machine import host_name
+from megabatch.workers.roster import Roster, Seat, difference, digest_of
 from megabatch.workers.token import is_signed, sign
-from megabatch.workers.world import World
-
-NEWCOMER = -1
-"""Progress of a worker that has no state of the run yet."""
 
 HEARTBEAT_SECONDS = 0.1
 HEARTBEAT_TIMEOUT_SECONDS = 0.7
@@ -51,79 +48,11 @@ class TooFewWorkersError(LaunchError):
     """The run cannot go on with those who are there."""
 
 
-@dataclass(frozen=True)
-class Seat:
-    """A worker in a roster, as it describes itself. Values come from the network: `_seat` checks them.
-
-    since: when it became a member, 0 for one that is not yet. progress: see `Membership.ask`. waits_for: how many
-    workers it would like to begin with.
-    """
-
-    name: str
-    host: str
-    store_host: str
-    store_port: int
-    since: int
-    progress: int
-    waits_for: int
-    digest: str
-
-
-@dataclass(frozen=True)
-class Roster:
-    """Who takes part, in the order of ranks; `key` is different for every answer of the lighthouse."""
-
-    key: int
-    seats: tuple[Seat, ...]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(seat.name for seat in self.seats)
-
-    @property
-    def hosts(self) -> list[str]:
-        return [seat.host for seat in self.seats]
-
-    @property
-    def source(self) -> int:
-        """The rank that is furthest ahead: it gives its state to those behind it."""
-        ahead = max(seat.progress for seat in self.seats)
-        return next(rank for rank, seat in enumerate(self.seats) if seat.progress == ahead)
-
-    @property
-    def is_beginning(self) -> bool:
-        """Nobody has a state of the run yet."""
-        return self.seats[self.source].progress == NEWCOMER
-
-    @property
-    def is_complete(self) -> bool:
-        """Enough are there to begin, or the run goes on already; all who get this roster must come to one answer."""
-        return any(seat.since for seat in self.seats) or len(self.seats) >= min(seat.waits_for for seat in self.seats)
-
-    def behind(self) -> list[int]:
-        """The ranks that need the state of `source`."""
-        ahead = self.seats[self.source].progress
-        return [rank for rank, seat in enumerate(self.seats) if seat.progress < ahead]
-
-    def world_of(self, name: str) -> World:
-        """Where the worker `name` stands."""
-        rank = self.names.index(name)
-        host = self.hosts[rank]
-        return World(
-            rank=rank,
-            size=len(self.seats),
-            local_rank=self.hosts[:rank].count(host),
-            local_size=self.hosts.count(host),
-            launcher="elastic",
-            meeting_host=self.seats[0].store_host,
-            meeting_port=self.seats[0].store_port,
-        )
-
-
 class Membership:
     """This worker's part in an elastic run.
 
-    lighthouse: its address, HOST:PORT. way: where this host finds it, see `door`. founders: how many workers begin the
+    lighthouse: its address, HOST:PORT. agreement: what all must have in common, see
+    `agreement_text`. way: where this host finds the lighthouse, see `door`. founders: how many workers begin the
     run together, if they come within `wait_seconds`. min_workers: with fewer the run waits, at most `wait_seconds`.
     max_workers: further ones wait for a free place. hang_seconds: how long a worker waits for a message of another.
     """
@@ -133,7 +62,7 @@ class Membership:
         name: str,
         lighthouse: str,
         token: bytes,
-        digest: str,
+        agreement: str,
         *,
         founders: int = 1,
         min_workers: int = 1,
@@ -145,7 +74,8 @@ class Membership:
         client = _torchft("LighthouseClient")
         self.name = name
         self.hang_seconds = hang_seconds
-        self._token, self._digest = token, digest
+        self._token, self._agreement = token, agreement
+        self._digest, self._tells_agreement = digest_of(agreement), True
         self._founders, self._min_workers, self._max_workers = founders, min_workers, max_workers
         self._wait_seconds = wait_seconds
         self._since = 0
@@ -214,6 +144,8 @@ class Membership:
             dist.init_process_group("gloo", store=meeting, rank=world.rank, world_size=world.size, timeout=timeout)
         dist.barrier()  # so that whoever is gone is noticed here
         self._since = self._since or roster.key
+        # Newcomers compare themselves with the first, or with who takes its place. Others save the lighthouse the text.
+        self._tells_agreement = world.rank < 2
 
     def disconnect(self) -> None:
         """Leave the process group at once; workers that wait for this one notice."""
@@ -283,7 +215,8 @@ class Membership:
 
     def _ask_once(self, progress: int, waits_for: int) -> Roster:
         began, address = time.monotonic(), (self._store_host, self._store_port)
-        own = Seat(self.name, host_name(), *address, self._since, progress, waits_for, self._digest)
+        told = self._agreement if self._tells_agreement else ""
+        own = Seat(self.name, host_name(), *address, self._since, progress, waits_for, self._digest, told)
         data = {**asdict(own), "signature": sign(self._token, _signed_text(own))}
         while True:
             left = self._wait_seconds - (time.monotonic() - began)
@@ -310,7 +243,10 @@ class Membership:
         """What a participant said of itself; None unless it is whole and signed."""
         if not isinstance(data, dict):
             return None
-        texts, numbers = ("name", "host", "store_host", "digest"), ("store_port", "since", "progress", "waits_for")
+        texts, numbers = (
+            ("name", "host", "store_host", "digest", "agreement"),
+            ("store_port", "since", "progress", "waits_for"),
+        )
         kinds = dict.fromkeys(texts, str) | dict.fromkeys(numbers, int)
         if any(type(data.get(field)) is not kind for field, kind in kinds.items()):
             return None
@@ -323,8 +259,8 @@ class Membership:
         leading = seniority[0].digest if seniority else ""
         if self._digest != leading and any(seat.name == self.name for seat in seniority):
             raise LaunchError(
-                f"this worker's settings, data, versions or threads (digest {self._digest}) are not those of the run "
-                f"that worker {seniority[0].name} leads (digest {leading}); start it with the same"
+                f"this worker differs from the run that worker {seniority[0].name} leads: "
+                f"{difference(self._agreement, seniority[0].agreement)}; start it with the same"
             )
         fitting = [seat for seat in seniority if seat.digest == leading]
         members = fitting[: self._max_workers or None]
@@ -370,11 +306,16 @@ def _own_address(lighthouse: str) -> str:
     """The address of this host on the way to the lighthouse."""
     host, _, port = lighthouse.rpartition(":")
     try:
+        if not (port.isascii() and port.isdigit() and 0 < len(port) < 6 and 0 < int(port) < 2**16):
+            raise ValueError("a port is 1 to 65535")
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, int(port)))
             return str(probe.getsockname()[0])
     except (OSError, ValueError) as error:
-        raise LaunchError(f"the lighthouse address '{lighthouse}' is not usable ({error}); give HOST:PORT") from None
+        raise LaunchError(
+            f"the lighthouse address '{lighthouse[:100]}' is not usable ({error}); give HOST:PORT, the host by its "
+            "name or its IPv4 address"
+        ) from None
 
 
 def no_answer(lighthouse: str, error: Exception) -> LaunchError:

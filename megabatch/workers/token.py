@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -50,6 +51,21 @@ def needed_token(environ: Mapping[str, str], who: str) -> bytes:
             f"{TOKEN_FILE_VARIABLE} or {TOKEN_VARIABLE}"
         )
     return token
+
+
+def open_to_others(environ: Mapping[str, str]) -> str:
+    """A warning when other users of the machine can read the file of the token; empty when they cannot."""
+    if TOKEN_VARIABLE in environ or TOKEN_FILE_VARIABLE not in environ:
+        return ""
+    path = Path(environ[TOKEN_FILE_VARIABLE])
+    try:
+        is_open = path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH)
+        is_mounted = os.statvfs(path).f_flag & os.ST_RDONLY  # as a Secret in a pod: whoever mounts it decides
+    except (OSError, ValueError):
+        return ""
+    return (
+        f"warning        other users can read the token in '{path}'; chmod 600 it" if is_open and not is_mounted else ""
+    )
 
 
 def sign(token: bytes, text: str) -> str:

@@ -121,10 +121,12 @@ def make_run(
 
 def change(step: int, workers: int, lost: int = 0, joined: int = 0, seconds: float = 0.5) -> dict[str, Any]:
     """A row of membership.jsonl."""
-    names = {
+    names: dict[str, list[Any]] = {
         "lost": [f"node0-{100 + i}-ab" for i in range(lost)],
         "joined": [f"node0-{200 + i}-cd" for i in range(joined)],
     }
+    equipment = {"host": "node0", "processor": "EPYC", "torch": "2.13", "threads": "1"}
+    names["joined_with"] = [{"name": name, **equipment} for name in names["joined"]]
     return {"time": 1.8e9, "step": step, "workers": workers, **names, "seconds": seconds, "grid": f"1x{workers}"}
 
 

@@ -12,7 +12,7 @@ from megabatch.report.membership import MAX_NAMES, change_rows, changes, members
 from megabatch.report.page import all_figures, write_report
 from megabatch.report.run import MAX_CHANGES, read_run, read_runs
 from megabatch.report.sections import conditions_section
-from tests.report.folders import add_membership, change, make_hostile_run, make_run
+from tests.report.folders import HOSTILE, add_membership, change, make_hostile_run, make_run
 
 
 def elastic_run(folder: Path) -> Path:
@@ -45,12 +45,20 @@ def test_a_run_that_was_resumed_on_other_workers_between_two_changes(tmp_path: P
 def test_the_table_names_everybody(tmp_path: Path) -> None:
     run = read_run(elastic_run(tmp_path / "a"))
     head, rows = change_rows(run)
-    assert head == ["after step", "time (UTC)", "workers", "grid", "lost", "joined", "seconds"]
-    assert rows[0] == ["20", "2027-01-15 08:00:00", "4 to 3", "1x3", "node0-100-ab", "-", "0.50"]
+    assert head == ["after step", "time (UTC)", "workers", "grid", "lost", "joined", "joined with", "seconds"]
+    assert rows[0] == ["20", "2027-01-15 08:00:00", "4 to 3", "1x3", "node0-100-ab", "-", "-", "0.50"]
     assert rows[2][4:6] == ["-", "node0-200-cd, node0-201-cd, node0-202-cd"]
+    assert rows[2][6] == "node0, EPYC, torch 2.13, 1 threads"  # the same for all three
     page = conditions_section([run])
     assert "Changes of the workers" in page
     assert "node0-202-cd" in page
+
+
+def test_what_a_worker_does_not_say_of_itself_is_left_out(tmp_path: Path) -> None:
+    said = [{"host": "b", "torch": ""}, {"processor": 7, "threads": None}, "x", {}, {"host": HOSTILE, "torch": [1]}]
+    run = add_membership(make_run(tmp_path / "a"), change(20, 3, joined=1) | {"joined_with": said})
+    assert change_rows(read_run(run))[1][0][6].startswith("b; 7; ")
+    assert "<script>alert(1)" not in conditions_section([read_run(run)])
 
 
 def test_without_changes_there_is_a_reason_and_no_table(tmp_path: Path) -> None:

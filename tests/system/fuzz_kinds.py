@@ -33,7 +33,7 @@ ONE_WORKER = {
 KINDS: dict[str, Callable[[Dice, Path, Path], list[str]]] = {}
 
 
-def _kind(make: Callable[[Dice, Path, Path], list[str]]) -> Callable[[Dice, Path, Path], list[str]]:
+def kind(make: Callable[[Dice, Path, Path], list[str]]) -> Callable[[Dice, Path, Path], list[str]]:
     """A kind of input: writes a malformed one into a folder, from good ones in another; the words that read it."""
     KINDS[make.__name__] = make
     return make
@@ -44,7 +44,7 @@ def table_of(path: Path) -> dict[str, object]:
     return dict(tomllib.loads(text) if path.suffix == ".toml" else json.loads(text))
 
 
-@_kind
+@kind
 def recipe(dice: Dice, folder: Path, good: Path) -> list[str]:
     name = dice.choice(("demo", "mikami2018", "codreanu2017_collapsed", "codreanu2017_cyclic", "smith2017"))
     source = RECIPES / f"{name}.toml"
@@ -60,7 +60,7 @@ def recipe(dice: Dice, folder: Path, good: Path) -> list[str]:
     )
 
 
-@_kind
+@kind
 def words(dice: Dice, folder: Path, good: Path) -> list[str]:
     keys = [
         *("train.epochs", "train.global_batch_size", "train.ghost_batch_size", "train.seed", "train.max_steps"),
@@ -97,26 +97,26 @@ def words(dice: Dice, folder: Path, good: Path) -> list[str]:
     )
 
 
-@_kind
+@kind
 def cluster(dice: Dice, folder: Path, good: Path) -> list[str]:
     dice.put_table(folder / "c.toml", table_of(dice.choice(sorted(CLUSTERS.glob("*.toml")))))
     shown = ["plan", "--cluster", "c.toml", *dice.choice(([], ["--json"]))]
     return dice.choice((shown, ["plan", "demo", "--cluster", "c.toml", "--workers", "2", "--algorithm", "torus"]))
 
 
-@_kind
+@kind
 def scale(dice: Dice, folder: Path, good: Path) -> list[str]:
     dice.put_table(folder / "p.toml", table_of(dice.choice(sorted((RECIPES / "scales").glob("*.toml")))))
     return ["train", "mikami2018", "--workers", "2", "--scale", "p.toml"]
 
 
-@_kind
+@kind
 def plan_file(dice: Dice, folder: Path, good: Path) -> list[str]:
     dice.put_table(folder / "plan.json", table_of(good / "plan.json"))
     return ["train", "demo", "--plan", "plan.json", *dice.choice(([], ["--epochs", "2"], ["--workers", "3"]))]
 
 
-@_kind
+@kind
 def study(dice: Dice, folder: Path, good: Path) -> list[str]:
     source = REPOSITORY / "studies" / dice.choice(("short.toml", "lars.toml"))
     for path in source.parent.glob("*_*.toml"):
@@ -125,7 +125,7 @@ def study(dice: Dice, folder: Path, good: Path) -> list[str]:
     return ["study", "study.toml", "--collect", "--output", "s"]
 
 
-@_kind
+@kind
 def calibration(dice: Dice, folder: Path, good: Path) -> list[str]:
     name = dice.choice(("step.json", "links.json", "rows.csv", "study.csv"))
     if name.endswith(".csv"):
@@ -163,7 +163,7 @@ def look(dice: Dice, path: str = "set") -> list[str]:
     )
 
 
-@_kind
+@kind
 def tar(dice: Dice, folder: Path, good: Path) -> list[str]:
     (folder / "set").mkdir()
     shard = folder / "set" / "train-0.tar"
@@ -199,7 +199,7 @@ def pax_header(content: bytes, type_: bytes) -> bytes:
     return head + content.ljust(-(-len(content) // 512) * 512, b"\0")
 
 
-@_kind
+@kind
 def parquet(dice: Dice, folder: Path, good: Path) -> list[str]:
     (folder / "set").mkdir()
     path = folder / "set" / "train-0.parquet"
@@ -236,7 +236,7 @@ def parquet(dice: Dice, folder: Path, good: Path) -> list[str]:
     return look(dice, dice.choice(("set", "set/train-0.parquet")))
 
 
-@_kind
+@kind
 def raw(dice: Dice, folder: Path, good: Path) -> list[str]:
     shutil.copytree(good / "raw", folder / "set")
     table, pixels = folder / "set" / "train-00000.npz", folder / "set" / "train-00000.raw"
@@ -269,7 +269,7 @@ def raw(dice: Dice, folder: Path, good: Path) -> list[str]:
     return look(dice)
 
 
-@_kind
+@kind
 def idx(dice: Dice, folder: Path, good: Path) -> list[str]:
     shutil.copytree(good / "idx", folder / "set")
     dice.put_bytes(dice.choice(sorted((folder / "set").iterdir())))
@@ -280,7 +280,7 @@ def idx(dice: Dice, folder: Path, good: Path) -> list[str]:
     return look(dice)
 
 
-@_kind
+@kind
 def images(dice: Dice, folder: Path, good: Path) -> list[str]:
     shutil.copytree(good / "folder", folder / "set")
     paths = sorted((folder / "set").rglob("*.*"))
@@ -288,7 +288,7 @@ def images(dice: Dice, folder: Path, good: Path) -> list[str]:
     return look(dice)
 
 
-@_kind
+@kind
 def beside(dice: Dice, folder: Path, good: Path) -> list[str]:
     """The manifest and the index that lie beside a set."""
     shutil.copytree(good / "tar", folder / "set")
@@ -301,7 +301,7 @@ def beside(dice: Dice, folder: Path, good: Path) -> list[str]:
     return look(dice)
 
 
-@_kind
+@kind
 def run(dice: Dice, folder: Path, good: Path) -> list[str]:
     shutil.copytree(good / "run", folder / "run")
     name = dice.choice(("config.toml", "environment.json", "summary.json", "ranks.json", "plan.json", "metrics.jsonl"))
@@ -324,7 +324,7 @@ def run(dice: Dice, folder: Path, good: Path) -> list[str]:
     )
 
 
-@_kind
+@kind
 def weights(dice: Dice, folder: Path, good: Path) -> list[str]:
     shutil.copytree(good / "run", folder / "run")
     (folder / "run" / "members").mkdir()
@@ -344,7 +344,7 @@ def weights(dice: Dice, folder: Path, good: Path) -> list[str]:
     return ["evaluate", "run", *(["--ensemble"] if "member" in path.name else [])]
 
 
-@_kind
+@kind
 def checkpoint(dice: Dice, folder: Path, good: Path) -> list[str]:
     shutil.copytree(good / "run", folder / "run", symlinks=True)
     (folder / "run" / "summary.json").unlink()

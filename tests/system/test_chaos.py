@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
@@ -29,6 +30,37 @@ def test_a_run_under_faults_ends_with_the_bits_of_an_undisturbed_one(tmp_path: P
     done = chaos.make(tmp_path / "disturbed", "1", faults, STEPS, wanted)
     assert done["problem"] == "", (tmp_path / "disturbed" / "told").read_text()
     assert [fault["kind"] for fault in done["faults"]] == list(FAULTS)
+
+
+HARSH = (
+    "full disk, resume",
+    "kill all, damage the newest checkpoint, resume",
+    "stop and resume",
+    "leave",
+)
+SEED = os.environ.get("CHAOS_SEED", "1")
+
+
+def random_order(kinds: tuple[str, ...], steps: int) -> list[tuple[int, float, str]]:
+    """Each of these faults once, in an order and at steps that the seed decides."""
+    chance, between = random.Random(SEED), steps * 0.8 / len(kinds)
+    order = chance.sample(kinds, len(kinds))
+    return [
+        (int(5 + between * (place + chance.random())), 0.2 * chance.random(), kind) for place, kind in enumerate(order)
+    ]
+
+
+@pytest.mark.slow
+def test_disks_damage_stops_and_leaves_in_a_random_order_cost_no_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`CHAOS_SEED=7 pytest ...` tries another order. Most of the time goes into starting workers again."""
+    monkeypatch.setattr(disturbed, "WORKERS", 3)
+    steps = 120
+    wanted, faults = disturbed.undisturbed(tmp_path, steps), random_order(HARSH, steps)
+    done = chaos.make(tmp_path / "disturbed", SEED, faults, steps, wanted)
+    assert done["problem"] == "", f"seed {SEED}: {faults}\n{(tmp_path / 'disturbed' / 'told').read_text()}"
+    assert [fault["kind"] for fault in done["faults"]] == [kind for _, _, kind in faults]
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -25,9 +25,12 @@ import pytest
 
 from megabatch.__main__ import main
 from megabatch.comm.calibration import AxisCost, Calibration, MeasuredPoint, calibration_text
-from megabatch.train import entry
+from megabatch.errors import LaunchError
+from megabatch.use import verify
+from megabatch.workers.local import check_count
+from megabatch.workers.token import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE
 from tests.data.conftest import idx_bytes, png_bytes, random_images
-from tests.system.fuzz_kinds import KINDS, ONE_WORKER
+from tests.system.fuzz_words import KINDS, ONE_WORKER
 from tests.system.malformed import Dice
 from tests.system.runs import clean_environment, train_on_ranks
 
@@ -133,16 +136,26 @@ def _problem(code: int, said: str, words: tuple[str, ...]) -> str:
         return f"not one line: {said[:700]!r}"
     if code == 2 and len(said) > LONGEST_LINE:
         return f"a line of {len(said)} characters: {said[:300]!r}"
-    if code not in (0, 1, 2) or (code == 1 and words[:2] != ("data", "verify")):
+    if code not in (0, 1, 2) or (code == 1 and words[:2] != ("data", "verify") and words[0] != "predict"):
         return f"exit code {code}: {said[-300:]!r}"
     return "" if "Traceback" not in said else f"traceback: {said[-700:]}"
+
+
+def nobody_starts(count: int, work: Callable[..., object], *args: object, **options: object) -> int:
+    """In place of the launchers: what they check first is checked."""
+    check_count(count)
+    if work is verify._recompute:
+        raise LaunchError("workers are not started here")
+    return 0
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(60 + 30 * CASES)
 @pytest.mark.parametrize("name", KINDS)
 def test_malformed_input_is_one_line(name: str, good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry, "start_workers", lambda *args, **options: 0)
+    for place in ("train.entry.start_workers", "train.elastic_entry.start_elastic_workers", "use.verify.start_workers"):
+        monkeypatch.setattr(f"megabatch.{place}", nobody_starts)
+    monkeypatch.setattr("megabatch.workers.door._CONNECT_SECONDS", 0.1)
     for variable in os.environ.keys() - clean_environment().keys():
         monkeypatch.delenv(variable)
     monkeypatch.setenv("MEGABATCH_DATA", str(tmp_path / "cache"))
@@ -151,7 +164,7 @@ def test_malformed_input_is_one_line(name: str, good: Path, tmp_path: Path, monk
         folder = tmp_path / str(number)
         folder.mkdir()
         monkeypatch.chdir(folder)
-        for variable in ONE_WORKER:
+        for variable in (*ONE_WORKER, TOKEN_VARIABLE, TOKEN_FILE_VARIABLE):
             os.environ.pop(variable, None)
         words = KINDS[name](Dice(f"{name} {number}"), folder, good)
         code, _, problem = call(*words)

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from megabatch.errors import CheckpointError, ConfigError, GridError, LaunchErro
 from megabatch.recipes import load_config
 from megabatch.recipes.scale import over_epochs
 from megabatch.schedule.pieces import value_at
+from megabatch.train import entry
 from megabatch.train.entry import train_here
 from megabatch.train.request import Elastic, TrainRequest
 from megabatch.train.run_dir import check_output, config_of_run
@@ -156,6 +158,10 @@ TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "1
         ("127.0.0.1:1", {}, (), "needs the token of the run"),
         ("127.0.0.1:1", {"MEGABATCH_TOKEN": "short"}, (), "holds 5 bytes"),
         ("nonsense", TOKEN, (), "'nonsense' is not usable .*give HOST:PORT"),
+        ("127.0.0.1:99999", TOKEN, (), "'127.0.0.1:99999' is not usable .*a port is 1 to 65535.*give HOST:PORT"),
+        ("127.0.0.1:-1", TOKEN, (), "a port is 1 to 65535"),
+        ("127.0.0.1:", TOKEN, (), "a port is 1 to 65535"),
+        ("[::1]:5", TOKEN, (), r"'\[::1\]:5' is not usable .*IPv4"),
     ],
 )
 def test_elastic_runs_that_cannot_work_are_refused_in_one_line(
@@ -192,6 +198,33 @@ def test_an_elastic_run_without_torchft_names_the_extra(
     request = TrainRequest(small_config(), tmp_path / "run", elastic=Elastic(lighthouse))
     with pytest.raises(LaunchError, match=r"need torchft; pip install 'megabatch\[elastic\]'"):
         train_here(request, 1, TOKEN)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_grid_of_all_hosts_is_not_held_against_the_workers_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+
+    def start(request: TrainRequest, elastic: Elastic, world_size: int) -> int:
+        started.append(world_size)
+        return 0
+
+    monkeypatch.setattr(entry, "start_elastic", start)
+    request = TrainRequest(small_config(), tmp_path / "run", "4x8", elastic=Elastic("127.0.0.1:1"))
+    assert train_here(request, 8, TOKEN) == 0
+    assert started == [8]
+    with pytest.raises(GridError, match="4x8 needs 32"):
+        train_here(replace(request, elastic=Elastic()), 8, TOKEN)
+    with pytest.raises(GridError, match="4y8"):
+        train_here(replace(request, grid="4y8"), 8, TOKEN)
+
+
+@pytest.mark.parametrize("elastic", [None, Elastic(), Elastic("127.0.0.1:1")])
+def test_more_local_workers_than_any_machine_has_are_one_line(elastic: Elastic | None, tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="at most 1,024 local workers") as caught:
+        train_here(TrainRequest(small_config(), tmp_path / "run", elastic=elastic), 99999999999, TOKEN)
+    assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 

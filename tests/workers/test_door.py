@@ -13,7 +13,8 @@ import pytest
 
 from megabatch.errors import LaunchError
 from megabatch.workers import door
-from megabatch.workers.membership import NEWCOMER, Membership, TooFewWorkersError, start_lighthouse
+from megabatch.workers.membership import Membership, TooFewWorkersError, start_lighthouse
+from megabatch.workers.roster import NEWCOMER
 from megabatch.workers.token import sign
 
 coordination = pytest.importorskip("torchft.coordination", reason="torchft is an extra: pip install megabatch[elastic]")
@@ -43,7 +44,7 @@ def connect(address: str) -> socket.socket:
 def test_workers_of_two_hosts_meet_behind_the_door(lighthouse: door.GuardedLighthouse, way: str) -> None:
     second = door.Way(lighthouse.address, TOKEN)
     members = [
-        Membership(f"w{number}", lighthouse.address, TOKEN, "d", founders=2, wait_seconds=10.0, way=one)
+        Membership(f"w{number}", lighthouse.address, TOKEN, "{}", founders=2, wait_seconds=10.0, way=one)
         for number, one in enumerate((way, second.address))
     ]
     found: list[object] = []
@@ -79,10 +80,10 @@ def test_heartbeats_of_strangers_do_not_reach_the_lighthouse(lighthouse: door.Gu
         stranger.start()
     stop.wait(1.0)
     try:
-        guarded = Membership("w", lighthouse.address, TOKEN, "d", wait_seconds=4.0, way=way)
+        guarded = Membership("w", lighthouse.address, TOKEN, "{}", wait_seconds=4.0, way=way)
         assert guarded.ask(NEWCOMER).names == ("w",)
         guarded.close()
-        held_up = Membership("w", open_address, TOKEN, "d", wait_seconds=4.0)
+        held_up = Membership("w", open_address, TOKEN, "{}", wait_seconds=4.0)
         with pytest.raises(TooFewWorkersError):
             held_up.ask(NEWCOMER)
         held_up.close()
@@ -151,7 +152,7 @@ def test_an_answer_that_was_heard_before_opens_nothing(lighthouse: door.GuardedL
 def test_a_lighthouse_that_was_started_again_is_found_again() -> None:
     first = door.GuardedLighthouse("127.0.0.1:0", TOKEN)
     opened = door.Way(first.address, TOKEN)
-    member = Membership("w", first.address, TOKEN, "d", wait_seconds=20.0, way=opened.address)
+    member = Membership("w", first.address, TOKEN, "{}", wait_seconds=20.0, way=opened.address)
     try:
         before = member.ask(NEWCOMER)
         first.close()

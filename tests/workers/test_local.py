@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from megabatch.workers.local import (
     ERROR_FILE_VARIABLE,
     leave_error,
     run_as_worker,
+    start_elastic_workers,
     start_workers,
 )
 from megabatch.workers.world import LAUNCHED_VARIABLE, World
@@ -92,6 +94,12 @@ def test_workers_call_the_function_and_find_their_rank(tmp_path: Path) -> None:
     assert start_workers(3, mark, str(tmp_path)) == 0
     assert marks(tmp_path) == ["0.0", "1.0", "2.0"]
     assert (tmp_path / "2.0").read_text() == f"3 3 2 {os.getpid()} {os.environ['OMP_NUM_THREADS']}"
+
+
+@pytest.mark.parametrize("start", [start_workers, start_elastic_workers])
+def test_more_workers_than_any_machine_has_are_refused(start: Callable[..., int], tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="--workers 99999999999; at most 1,024 local workers"):
+        start(99999999999, mark, str(tmp_path))
 
 
 def test_a_group_that_lost_a_worker_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

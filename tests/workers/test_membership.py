@@ -6,7 +6,6 @@ import itertools
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -15,8 +14,10 @@ import torch
 import torch.distributed as dist
 
 from megabatch.errors import LaunchError
-from megabatch.workers.membership import NEWCOMER, Membership, Roster, Seat, TooFewWorkersError, start_lighthouse
+from megabatch.workers.membership import Membership, TooFewWorkersError, start_lighthouse
+from megabatch.workers.roster import NEWCOMER, Roster, agreement_text
 from tests.ranks import run_ranks
+from tests.workers.test_roster import seat
 
 coordination = pytest.importorskip("torchft.coordination", reason="torchft is an extra: pip install megabatch[elastic]")
 
@@ -31,9 +32,9 @@ def lighthouse() -> Iterator[str]:
     server.shutdown()
 
 
-def member(lighthouse: str, digest: str = "d", token: bytes = TOKEN, **options: Any) -> Membership:
+def member(lighthouse: str, agreement: str = "{}", token: bytes = TOKEN, **options: Any) -> Membership:
     name = f"worker-{next(_numbers)}"
-    return Membership(name, lighthouse, token, digest, wait_seconds=5.0, **options)
+    return Membership(name, lighthouse, token, agreement, **{"wait_seconds": 5.0, **options})
 
 
 def ask_all(members: list[Membership], progress: list[int]) -> list[Roster | Exception]:
@@ -48,19 +49,6 @@ def ask_all(members: list[Membership], progress: list[int]) -> list[Roster | Exc
 
     with ThreadPoolExecutor(len(members)) as pool:
         return list(pool.map(ask, members, progress))
-
-
-def seat(name: str, host: str = "a", since: int = 0, progress: int = NEWCOMER) -> Seat:
-    return Seat(name, host, "127.0.0.1", 1, since, progress, 1, "d")
-
-
-def test_all_agree_whether_enough_are_there_to_begin() -> None:
-    """The roster alone says it, so that nobody goes ahead while others wait."""
-    waiting = [replace(seat(name), waits_for=3) for name in "abc"]
-    assert not Roster(1, (waiting[0], waiting[1])).is_complete
-    assert Roster(1, (waiting[0], waiting[1], waiting[2])).is_complete
-    assert Roster(1, (waiting[0], seat("b"))).is_complete  # one has waited long enough, or replaces a dead one
-    assert Roster(1, (waiting[0], replace(waiting[1], since=5))).is_complete  # the run goes on already
 
 
 def test_all_get_the_same_roster(lighthouse: str) -> None:
@@ -114,11 +102,15 @@ def test_strangers_do_not_count_for_the_least_number_of_workers(lighthouse: str)
     alone.close()
 
 
-def test_a_worker_of_another_run_is_refused_by_name(lighthouse: str) -> None:
-    members = [member(lighthouse, "one", founders=2), member(lighthouse, "other", founders=2)]
+def test_a_worker_of_another_run_is_refused_and_told_in_what_it_differs(lighthouse: str) -> None:
+    agreements = [agreement_text({"threads": threads, "code": "a1"}) for threads in ("1", "2")]
+    members = [member(lighthouse, agreement, founders=2) for agreement in agreements]
     try:
         leads, refused = ask_all(members, [NEWCOMER] * 2)
-        assert f"are not those of the run that worker {members[0].name} leads" in str(refused)
+        assert str(refused) == (
+            f"this worker differs from the run that worker {members[0].name} leads: "
+            "threads is '2' here and '1' there; start it with the same"
+        )
         assert isinstance(refused, LaunchError)
         assert isinstance(leads, Roster)  # once it has waited long enough for another founder
         assert leads.names == (members[0].name,)
@@ -126,20 +118,29 @@ def test_a_worker_of_another_run_is_refused_by_name(lighthouse: str) -> None:
         members[0].close()
 
 
+def test_one_more_than_the_places_waits_for_a_free_one(lighthouse: str) -> None:
+    """It is not refused, and those who take part do not wait for it."""
+    inside, outside = (member(lighthouse, max_workers=1, wait_seconds=60.0) for _ in range(2))
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            assert inside.ask(NEWCOMER).names == (inside.name,)
+            inside.connect(inside.ask(NEWCOMER))
+            waiting = pool.submit(outside.ask, NEWCOMER)
+            for _ in range(5):  # each answer is given to both
+                assert inside.ask(0).names == (inside.name,)
+            assert not waiting.done()
+            inside.close()
+            assert waiting.result(timeout=50).names == (outside.name,)
+        finally:
+            inside.close()
+            outside.close()
+
+
 def test_nobody_answers() -> None:
     with pytest.raises(LaunchError, match=r"no lighthouse answers at 127\.0\.0\.1:9"):
-        Membership("w", "127.0.0.1:9", TOKEN, "d")
+        Membership("w", "127.0.0.1:9", TOKEN, "{}")
     with pytest.raises(LaunchError, match="the lighthouse address 'nowhere' is not usable"):
-        Membership("w", "nowhere", TOKEN, "d")
-
-
-def test_the_one_ahead_gives_its_state_to_those_behind() -> None:
-    roster = Roster(
-        1, (seat("a", since=1, progress=6), seat("b", since=1, progress=7), seat("c"), seat("d", progress=7))
-    )
-    assert roster.source == 1
-    assert roster.behind() == [0, 2]
-    assert not roster.is_beginning
+        Membership("w", "nowhere", TOKEN, "{}")
 
 
 def test_a_worker_that_stands_still_is_left_behind_although_its_heart_beats(lighthouse: str) -> None:
@@ -173,9 +174,9 @@ def test_a_worker_that_stands_still_is_left_behind_although_its_heart_beats(ligh
 def meet_after_a_failure(rank: int, address: str) -> int:
     """On rank 0 a try to meet somebody who is not there has failed before."""
     dist.destroy_process_group()
-    one = Membership(f"w{rank}", address, TOKEN, "d", founders=2, wait_seconds=60.0, hang_seconds=1.0)
+    one = Membership(f"w{rank}", address, TOKEN, "{}", founders=2, wait_seconds=60.0, hang_seconds=1.0)
     if rank == 0:
-        own = replace(seat(one.name), store_host=one._store_host, store_port=one._store_port)
+        own = seat(one.name, store_host=one._store_host, store_port=one._store_port)
         with pytest.raises(RuntimeError):
             one.connect(Roster(1, (own, seat("nobody"))))
         one.disconnect()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from megabatch.errors import LaunchError
-from megabatch.workers.token import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE, is_signed, run_token, sign
+from megabatch.workers.token import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE, is_signed, open_to_others, run_token, sign
 
 SECRET = "0123456789abcdef" * 4
 
@@ -42,6 +42,17 @@ def test_a_file_that_is_none_is_refused_at_once(tmp_path: Path) -> None:
             run_token({TOKEN_FILE_VARIABLE: str(tmp_path / name)})
     with pytest.raises(LaunchError, match="cannot be read"):
         run_token({TOKEN_FILE_VARIABLE: "a\0b"})
+
+
+def test_a_file_that_others_can_read_is_warned_of(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(SECRET, encoding="utf-8")
+    for mode, is_open in ((0o600, False), (0o400, False), (0o640, True), (0o604, True)):
+        file.chmod(mode)
+        told = open_to_others({TOKEN_FILE_VARIABLE: str(file)})
+        assert (f"other users can read the token in '{file}'; chmod 600 it" in told, "\n" in told) == (is_open, False)
+        assert open_to_others({TOKEN_FILE_VARIABLE: str(file), TOKEN_VARIABLE: SECRET}) == ""
+    assert open_to_others({}) == open_to_others({TOKEN_FILE_VARIABLE: str(tmp_path / "gone")}) == ""
 
 
 def test_only_the_same_token_signs_the_same_text_alike() -> None:
