@@ -133,7 +133,7 @@ def _train_in(world: World, request: TrainRequest) -> tuple[dict[str, Any], Path
     device, backend = choose_device(present or wanted, world)
     set_threads(config, world.local_size)
     choose_kernels(config, device)
-    joined = nullcontext() if dist.is_initialized() else join(world, backend, config.comm.timeout_seconds)
+    joined = nullcontext() if dist.is_initialized() else join(world, backend, config.comm.timeout_seconds, device)
     with joined as meeting, StopRequest().listening() as stop:
         world = meeting.world if meeting else world
         folder = _common_folder(request, world, meeting)

@@ -124,7 +124,7 @@ def _open(folder: Path, data: Path | None) -> Iterator[_OpenRun]:
     world = read_world(os.environ, alone=True)
     set_threads(config, world.local_size if world else 1)
     device, backend = choose_device(config.comm.backend, world)
-    with join(world, backend, config.comm.timeout_seconds) if world else nullcontext():
+    with join(world, backend, config.comm.timeout_seconds, device) if world else nullcontext():
         train_source, val_source = open_images(config)
         is_main, local_size = (world.is_main, world.local_size) if world else (True, 1)
         yield _OpenRun(config, device, train_source, val_source, is_main, local_size)

@@ -24,6 +24,7 @@ from megabatch.workers.token import TOKEN_VARIABLE, run_token, sign
 from megabatch.workers.world import ALONE, World
 
 if TYPE_CHECKING:
+    import torch
     from torch._C._distributed_c10d import Store
 
 _POLL_SECONDS = 0.02
@@ -40,15 +41,16 @@ class Meeting(NamedTuple):
 
 
 @contextmanager
-def join(world: World, backend: str, timeout_seconds: float) -> Iterator[Meeting]:
+def join(world: World, backend: str, timeout_seconds: float, device: torch.device | None = None) -> Iterator[Meeting]:
     """Meet the other workers, make the default process group, yield what they share; leave at the end.
 
-    Leaving waits for the threads of the group, see `megabatch.comm.interpreter_exit`.
+    device: this worker's, as `choose_device` gave it; NCCL needs it. Leaving waits for the threads of the group, see
+    `megabatch.comm.interpreter_exit`.
     """
-    import torch
     import torch.distributed as dist
     from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 
+    from megabatch.comm.device import check_devices
     from megabatch.comm.interpreter_exit import end_threads, hold_default_group  # before the group is made
 
     timeout = timedelta(seconds=timeout_seconds)
@@ -73,9 +75,16 @@ def join(world: World, backend: str, timeout_seconds: float) -> Iterator[Meeting
             # torchrun keeps one store over all restarts; without a prefix of its own a restarted Gloo worker finds the
             # addresses of workers that no longer exist and cannot connect.
             prefixed = PrefixStore(f"attempt-{attempt}", own)
-            device = torch.device("cuda", world.local_rank) if backend == "nccl" else None
+            if backend == "nccl":
+                assert device is not None, "NCCL needs to know the device of this worker"
+                check_devices(prefixed, world.rank, world.size, device, timeout)
             dist.init_process_group(
-                backend, store=prefixed, rank=world.rank, world_size=world.size, timeout=timeout, device_id=device
+                backend,
+                store=prefixed,
+                rank=world.rank,
+                world_size=world.size,
+                timeout=timeout,
+                device_id=device if backend == "nccl" else None,
             )
         except (RuntimeError, ValueError, OSError) as error:
             where = f"{world.meeting_host}:{world.meeting_port}"

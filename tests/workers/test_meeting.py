@@ -7,7 +7,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 import psutil
 import pytest
@@ -15,10 +17,21 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 
+from megabatch.bench import allreduce, doctor, self_test, step
+from megabatch.bench.allreduce import BenchRequest
+from megabatch.bench.self_test import SelfTestRequest
+from megabatch.bench.step import StepBenchRequest
+from megabatch.comm import device
 from megabatch.errors import LaunchError
+from megabatch.recipes import load_config
+from megabatch.train import components, entry
+from megabatch.train.request import TrainRequest
+from megabatch.use import evaluate
+from megabatch.workers import meeting
+from megabatch.workers import world as world_module
 from megabatch.workers.meeting import join, leave, listen_at
 from megabatch.workers.token import TOKEN_VARIABLE
-from megabatch.workers.world import World
+from megabatch.workers.world import ALONE, World
 from tests.ranks import run_ranks
 
 
@@ -202,3 +215,80 @@ assert threads() == [], threads()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def join_by_train(world: World, _folder: Path) -> None:
+    entry._train_in(world, TrainRequest(load_config("demo")))
+
+
+def join_by_self_test(world: World, folder: Path) -> None:
+    self_test._test_in(world, SelfTestRequest(output=folder / "page.html"))
+
+
+def join_by_killed_rank(world: World, _folder: Path) -> None:
+    self_test._reduce_until_killed(world)
+
+
+def join_by_doctor(_world: World, _folder: Path) -> None:
+    doctor.examine_joined_world({})
+
+
+def join_by_allreduce(world: World, _folder: Path) -> None:
+    allreduce._bench_in(world, BenchRequest(), [4096], ["ring"])
+
+
+def join_by_step(world: World, _folder: Path) -> None:
+    step._measure_in(world, StepBenchRequest(load_config("demo"), (2, 4)), lambda *_: None)
+
+
+def join_by_evaluate(_world: World, folder: Path) -> None:
+    with evaluate._open(folder, None):
+        pass
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        join_by_train,
+        join_by_self_test,
+        join_by_killed_rank,
+        join_by_doctor,
+        join_by_allreduce,
+        join_by_step,
+        join_by_evaluate,
+    ],
+)
+def test_nccl_is_given_the_one_device_that_is_shown(
+    command: Callable[[World, Path], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`srun --gpus-per-task=1`: number 3 of its host sees a device 0 alone. A device 3 would be out of range."""
+    agent = TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=30))
+    world = World(3, 4, 3, 4, "srun", "127.0.0.1", agent.port, store_is_hosted=True)
+    given: list[object] = []
+
+    def init_process_group(backend: str, *, device_id: torch.device, **_: object) -> None:
+        given.append((backend, device_id))
+        raise RuntimeError("far enough")
+
+    monkeypatch.setattr(dist, "init_process_group", init_process_group)
+    monkeypatch.setattr(world_module, "num_accelerators", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    monkeypatch.setattr(components, "choose_kernels", lambda *_: None)
+    monkeypatch.setattr(meeting, "_agree_on_attempt", lambda *_: 0)
+    monkeypatch.setattr(device, "check_devices", lambda *_: None)
+    for module in (doctor, evaluate):
+        monkeypatch.setattr(module, "read_world", lambda *_, **__: world)
+    monkeypatch.setattr(evaluate, "config_of_run", lambda _: load_config("demo"))
+    with pytest.raises(LaunchError, match="far enough"):
+        command(world, tmp_path)
+    assert given == [("nccl", torch.device("cuda", 0))]
+
+
+def test_joining_with_nccl_looks_at_the_devices_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(device, "check_devices", lambda *_: done.append("devices"))
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: done.append("nccl"))
+    monkeypatch.setattr(meeting, "leave", lambda _: None)
+    with join(ALONE, "nccl", 10.0, torch.device("cuda", 0)):
+        assert done == ["devices", "nccl"]
