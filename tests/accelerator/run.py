@@ -34,7 +34,7 @@ from megabatch.train.step import start_step
 from megabatch.workers.world import World
 from tests.accelerator.bugs import seeded
 from tests.accelerator.fake_cuda import CUDA, fake_cuda, steady
-from tests.accelerator.others import checkpoint, evaluation, own_loop
+from tests.accelerator.others import checkpoint, evaluation, own_loop, statistics_without_batches
 from tests.accelerator.scenarios import GHOST, SCENARIOS, Scenario
 from tests.accelerator.watch import Notes, Watch, fresh_notes
 
@@ -93,6 +93,8 @@ def found_in(scenario: Scenario) -> dict[str, object]:
 def notes_of(scenario: Scenario) -> Notes:
     """What the last of a few steps waits for and launches."""
     batch = scenario.ranks * scenario.ghosts * GHOST
+    if scenario.idle:
+        batch //= 2  # of two ranks the second has a ghost batch
     batches = " ".join(f"{step}:{batch * (1 + step)}" for step in range(NUM_STEPS)) if scenario.stages else str(batch)
     sizes = (f"train.ghost_batch_size={GHOST}", f"train.global_batch_size={batches}")
     source = ("data.source=generated", "data.path=", "data.generated.num_train=4096", "data.generated.num_val=600")
@@ -108,6 +110,8 @@ def notes_of(scenario: Scenario) -> Notes:
         notes = _steps(components, batch, watch)
         if scenario.kind == "evaluation":
             return evaluation(components, watch)
+        if scenario.kind == "statistics":
+            return statistics_without_batches(components, watch)
         return checkpoint(components, watch) if scenario.kind == "checkpoint" else notes
 
 
@@ -124,7 +128,8 @@ def _steps(components: Components, samples_per_epoch: int, watch: Watch) -> Note
     )
     stopwatch, before = Stopwatch(host_clock_tells=False), None
     for step in control:
-        ghosts = [_ghost(config, components.train_source.channels, number) for number, _ in enumerate(step.ghosts)]
+        channels = components.train_source.channels
+        ghosts = [_ghost(config, channels, number, step.is_idle) for number, _ in enumerate(step.ghosts)]
         with fresh_notes(watch) as notes:
             schedule_optimizer(components.optimizer, config.optimizer, step.epoch, step=step)
             started = None
@@ -138,11 +143,11 @@ def _steps(components: Components, samples_per_epoch: int, watch: Watch) -> Note
     return notes
 
 
-def _ghost(config: Config, channels: int, number: int) -> Ghost:
+def _ghost(config: Config, channels: int, number: int, idle: bool) -> Ghost:
     """Images as the loader hands them out, in pinned memory."""
     size = config.data.image_size
     images = torch.zeros(GHOST, size, size, channels, dtype=torch.uint8)
-    return Ghost(images.pin_memory(), torch.zeros(GHOST, dtype=torch.int64).pin_memory(), number)
+    return Ghost(images.pin_memory(), torch.zeros(GHOST, dtype=torch.int64).pin_memory(), number, idle)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ GHOST = 16
 class Scenario:
     """Some steps of a recipe on rank 0 of `ranks`. ghosts: of each rank and step. bug: one that is seeded, see `bugs`.
 
-    stages: the global batch grows from step to step.
+    stages: the global batch grows from step to step. idle: others have all ghost batches, and this rank goes along.
     """
 
     recipe: str = "demo"
@@ -21,6 +21,7 @@ class Scenario:
     kind: str = "step"
     bug: str = ""
     stages: bool = False
+    idle: bool = False
     eager_steps: int = 12  # before passes are captured, with train.cuda_graph
 
 
@@ -40,6 +41,7 @@ LATE: dict[str, Scenario] = {
     "adamw": Scenario(settings=(FLOAT, "optimizer.name=adamw", "optimizer.nesterov=false"), ranks=8),
     "accumulation": Scenario(settings=(FLOAT,), ranks=8, ghosts=3),
     "noise scale": Scenario(settings=(FLOAT, *NOISE, "train.precision=fp16"), ranks=8, ghosts=2),
+    "an idle rank": Scenario(settings=(FLOAT,), ranks=8, idle=True),
     "batch stages": Scenario(settings=(FLOAT,), ranks=8, stages=True),
     "gradients in fp16": Scenario(settings=("comm.grad_dtype=fp16",), ranks=8),
     **{
@@ -52,6 +54,7 @@ LATE: dict[str, Scenario] = {
     "exact sums alone": Scenario(settings=(EXACT,)),
     "exact sums in fp16, accumulated": Scenario(settings=(EXACT, "train.precision=fp16"), ranks=8, ghosts=3),
     "exact sums, noise scale": Scenario(settings=(EXACT, *NOISE), ranks=8, ghosts=2),
+    "exact sums, an idle rank": Scenario(settings=(EXACT,), ranks=8, idle=True),
     "exact sums, batch stages": Scenario(settings=(EXACT,), ranks=8, stages=True),
     "ResNet-50, rmsprop warm-up, exact sums": Scenario("akiba2017", (EXACT, "comm.grad_dtype=fp32"), ranks=8),
     "lamb": Scenario(settings=(EXACT, "optimizer.name=lamb", "optimizer.nesterov=false"), ranks=8),
@@ -81,6 +84,7 @@ GRAPHS: dict[str, Scenario] = {
 OTHERS: dict[str, Scenario] = {
     "a loop of one's own": Scenario(kind="own loop", ranks=8),
     "evaluation": Scenario(settings=(FLOAT,), kind="evaluation"),
+    "statistics of no batch": Scenario(settings=(FLOAT,), kind="statistics", ranks=8),
     "checkpoint": Scenario(settings=(FLOAT,), kind="checkpoint", ranks=8),
 }
 

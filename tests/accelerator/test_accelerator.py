@@ -109,6 +109,10 @@ def test_an_evaluation_waits_once_at_its_end(found: Found) -> None:
     assert waits_of(found, "evaluation") == {"read train/evaluate.py": 1}
 
 
+def test_a_rank_without_a_batch_talks_with_tensors_of_its_device(found: Found) -> None:
+    assert waits_of(found, "statistics of no batch").keys() <= {"copy cpu to cuda model/norm.py"}
+
+
 def test_a_checkpoint_reads_and_loads_every_tensor_on_its_device(found: Found) -> None:
     assert {place.partition(" ")[0] for place in waits_of(found, "checkpoint")} <= {"copy", "read"}
 
