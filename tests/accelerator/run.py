@@ -16,6 +16,8 @@ import json
 import os
 import warnings
 from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate
 from unittest.mock import patch
 
 import torch
@@ -37,8 +39,6 @@ from tests.accelerator.fake_cuda import CUDA, fake_cuda, steady
 from tests.accelerator.others import checkpoint, evaluation, own_loop, statistics_without_batches
 from tests.accelerator.scenarios import GHOST, SCENARIOS, Scenario
 from tests.accelerator.watch import Notes, Watch, fresh_notes
-
-NUM_STEPS = 3  # the last one is looked at: nothing is made for the first time in it
 
 
 def main() -> None:
@@ -95,19 +95,20 @@ def notes_of(scenario: Scenario) -> Notes:
     batch = scenario.ranks * scenario.ghosts * GHOST
     if scenario.idle:
         batch //= 2  # of two ranks the second has a ghost batch
-    batches = " ".join(f"{step}:{batch * (1 + step)}" for step in range(NUM_STEPS)) if scenario.stages else str(batch)
+    epochs = accumulate(scenario.stages, initial=0)
+    batches = " ".join(f"{epoch}:{batch * times}" for epoch, times in zip(epochs, scenario.stages, strict=False))
     sizes = (f"train.ghost_batch_size={GHOST}", f"train.global_batch_size={batches}")
     source = ("data.source=generated", "data.path=", "data.generated.num_train=4096", "data.generated.num_val=600")
     config = load_config(scenario.recipe, [*source, *sizes, *scenario.settings])
-    eager_steps = patch.object(graph_module, "EAGER_STEPS", scenario.eager_steps)
-    with fake_cuda(scenario.ranks) as watch, seeded(scenario.bug), eager_steps:
+    eager = patch.multiple(graph_module, EAGER_STEPS=scenario.eager_steps, EAGER_STEPS_OF_A_KIND=1)
+    with fake_cuda(scenario.ranks) as watch, seeded(scenario.bug), eager:
         world = World(0, scenario.ranks, 0, min(scenario.ranks, 4), "torchrun", "host", 1)
         components = build_components(config, world, near_square(scenario.ranks), CUDA)
         steady(components.ddp)
         warm_up_pass(components)
         if scenario.kind == "own loop":
             return own_loop(components, watch)
-        notes = _steps(components, batch, watch)
+        notes = _steps(components, batch, scenario.stages, watch)
         if scenario.kind == "evaluation":
             return evaluation(components, watch)
         if scenario.kind == "statistics":
@@ -115,16 +116,16 @@ def notes_of(scenario: Scenario) -> Notes:
         return checkpoint(components, watch) if scenario.kind == "checkpoint" else notes
 
 
-def _steps(components: Components, samples_per_epoch: int, watch: Watch) -> Notes:
+def _steps(components: Components, samples_per_epoch: int, stages: Sequence[int], watch: Watch) -> Notes:
     config, world = components.config, components.world
     control = BatchControl(
         config.train.global_batch_size,
         ghost_batch_size=GHOST,
         samples_per_epoch=samples_per_epoch,
-        epochs=NUM_STEPS,
+        epochs=sum(stages),
         rank=world.rank,
         world_size=world.size,
-        max_steps=NUM_STEPS,
+        max_steps=len(stages),
     )
     stopwatch, before = Stopwatch(host_clock_tells=False), None
     for step in control:

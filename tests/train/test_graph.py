@@ -26,7 +26,7 @@ from megabatch.train import graph as graph_module
 from megabatch.train import trainer as trainer_module
 from megabatch.train.buckets import Bucketed
 from megabatch.train.components import Components, build_components
-from megabatch.train.graph import PassGraphs, check_can_capture
+from megabatch.train.graph import PassGraphs, check_can_capture, kinds_of
 from tests.system.runs import rows_of, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore:Grad strides do not match")  # of images with one channel
@@ -156,6 +156,23 @@ def test_graphs_are_refused_where_there_are_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"train\.compile and train\.cuda_graph"):
         small_config("train.cuda_graph=true", "train.compile=true")
     check_can_capture(torch.device("cuda"), 1)
+
+
+def test_a_step_with_a_new_kind_of_pass_is_made_without_graphs_three_times() -> None:
+    """A batch that grows later brings passes that have never run. A step runs by graphs as a whole or not at all."""
+    graphs = PassGraphs([], torch.device("cpu"))
+    small, large = torch.Size([8, 16, 16, 3]), torch.Size([8, 32, 32, 3])
+
+    def taken(*steps: tuple[int, torch.Size, bool]) -> list[bool]:
+        return [graphs.take_step(kinds_of(*step)) for step in steps]
+
+    one, two, three = ((count, small, False) for count in (1, 2, 3))
+    assert taken(*[one] * 14) == [False] * 12 + [True] * 2
+    assert taken(*[two] * 4) == [False] * 3 + [True]
+    assert taken(three, one, three, two, three, three) == [False, True, False, True, False, True]
+    assert taken(*[(3, large, False)] * 4) == [False] * 3 + [True]
+    assert taken(*[(1, small, True)] * 4) == [False] * 3 + [True]  # an idle rank
+    assert not graphs.take_step(kinds_of(*one), is_watched=True)
 
 
 def test_what_cannot_be_captured_is_told_in_one_line() -> None:
