@@ -11,14 +11,15 @@ ten passes, communicators come about. So do the first steps with passes of a new
 grown: what is done once, such as sending a list of numbers to the device, must not become part of a graph, which would
 do it again, from memory that holds something else by then.
 
-Everything runs on one stream that was made before DDP, because autograd goes back to the stream on which a parameter
-was first used, and a capture may not leave its own.
+Everything runs on one stream that was made before DDP (`own_stream`), because autograd goes back to the stream on which
+a parameter was first used, and a capture may not leave its own.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -141,6 +142,16 @@ class PassGraphs:
             ) from error
         gradients = [parameter.grad for parameter in self._parameters]
         return _Captured(recorder, images, labels, weight, result, gradients)
+
+
+@contextmanager
+def own_stream(device: torch.device) -> Iterator[None]:
+    """Within the block all work is queued on a stream that can be captured; the stream of before waits for it then."""
+    before, own = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+    own.wait_stream(before)
+    with torch.cuda.stream(own):
+        yield
+    before.wait_stream(own)
 
 
 def check_can_capture(device: torch.device, world_size: int) -> None:
