@@ -12,14 +12,17 @@ import itertools
 import os
 import secrets
 import socket
+import sys
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from megabatch.errors import LaunchError, first_line
+from megabatch.workers.heartbeat import error_text, heartbeat, rank_text
 from megabatch.workers.token import TOKEN_VARIABLE, run_token, sign
 from megabatch.workers.world import ALONE, World
 
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 _POLL_SECONDS = 0.02
+_ABORT_SECONDS = 10.0
 
 _joins = itertools.count()
 
@@ -52,6 +56,7 @@ def join(world: World, backend: str, timeout_seconds: float, device: torch.devic
 
     from megabatch.comm.device import check_devices
     from megabatch.comm.interpreter_exit import end_threads, hold_default_group  # before the group is made
+    from megabatch.comm.p2p import group_timeout
 
     timeout = timedelta(seconds=timeout_seconds)
     token = run_token(os.environ) or b""
@@ -83,9 +88,12 @@ def join(world: World, backend: str, timeout_seconds: float, device: torch.devic
                 store=prefixed,
                 rank=world.rank,
                 world_size=world.size,
-                timeout=timeout,
+                timeout=group_timeout(backend, timeout_seconds),
                 device_id=device if backend == "nccl" else None,
             )
+            beating: AbstractContextManager[None] = nullcontext()
+            if backend == "nccl" and world.size > 1:
+                beating = heartbeat(PrefixStore("heartbeat", prefixed), world, timeout_seconds)
         except (RuntimeError, ValueError, OSError) as error:
             where = f"{world.meeting_host}:{world.meeting_port}"
             raise LaunchError(
@@ -95,8 +103,13 @@ def join(world: World, backend: str, timeout_seconds: float, device: torch.devic
             ) from error
         hold_default_group()
         try:
-            yield Meeting(replace(world, attempt=attempt), own, token)
+            with beating:
+                yield Meeting(replace(world, attempt=attempt), own, token)
             ended_well = True
+        except BaseException as error:
+            if backend == "nccl":  # what follows may not come to its end
+                print(f"megabatch: {rank_text(world)} ends: {error_text(error)}", file=sys.stderr, flush=True)
+            raise
         finally:
             leave(ended_well)
             if ended_well:  # else another worker may be gone, and waiting for threads that wait for it takes long
@@ -105,11 +118,15 @@ def join(world: World, backend: str, timeout_seconds: float, device: torch.devic
 
 def leave(ended_well: bool) -> None:
     """End all process groups. After an error NCCL's are aborted: the device may wait for another rank for ever, and
-    destroying a group waits for the device."""
+    destroying a group waits for the device. Should aborting take long, the process ends instead."""
     import torch.distributed as dist
 
     if not ended_well and dist.get_backend() == "nccl":
+        limit = threading.Timer(_ABORT_SECONDS, os._exit, (1,))
+        limit.daemon = True
+        limit.start()
         dist.distributed_c10d._abort_process_group()
+        limit.cancel()
     else:
         dist.destroy_process_group()
 

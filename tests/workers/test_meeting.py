@@ -7,7 +7,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from megabatch.bench import allreduce, doctor, self_test, step
 from megabatch.bench.allreduce import BenchRequest
@@ -59,6 +60,61 @@ def test_after_an_error_nobody_waits_for_a_device(
     monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", lambda: done.append("aborted"))
     leave(ended_well)
     assert done == [expected]
+
+
+def test_an_error_on_nccl_is_told_before_the_abort_which_may_take_no_time() -> None:
+    code = """
+import threading, time
+import torch
+import torch.distributed as dist
+from megabatch.comm import device
+from megabatch.workers import meeting
+from megabatch.workers.world import ALONE
+
+device.check_devices = lambda *_: None
+dist.init_process_group = lambda *_, **__: None
+dist.get_backend = lambda: "nccl"
+dist.distributed_c10d._abort_process_group = lambda: time.sleep(60)
+meeting._ABORT_SECONDS = 0.2
+with meeting.join(ALONE, "nccl", 10.0, torch.device("cuda", 0)):
+    raise ValueError("a bad image")
+"""
+    environment = {**os.environ, "MEGABATCH_HOST": "node7"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.strip() == "megabatch: rank 0 on host node7 ends: ValueError: a bad image"
+
+
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_signs_of_life_are_for_nccl(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    agent = TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=30))
+    limits: list[float] = []
+    beating: list[object] = []
+
+    @contextmanager
+    def heartbeat(_store: Store, world: World, timeout_seconds: float) -> Iterator[None]:
+        beating.append((world.rank, timeout_seconds))
+        yield
+        beating.append("over")
+
+    def init_process_group(*_: object, timeout: timedelta, **__: object) -> None:
+        limits.append(timeout.total_seconds())
+
+    monkeypatch.setattr(meeting, "heartbeat", heartbeat)
+    monkeypatch.setattr(meeting, "_agree_on_attempt", lambda *_: 0)
+    monkeypatch.setattr(meeting, "leave", lambda _: beating.append("left"))
+    monkeypatch.setattr(device, "check_devices", lambda *_: None)
+    monkeypatch.setattr(dist, "init_process_group", init_process_group)
+    world = World(1, 2, 1, 2, "torchrun", "127.0.0.1", agent.port, store_is_hosted=True)
+    with join(world, backend, 60.0, torch.device("cuda", 0)):
+        pass
+    # NCCL ends the process without a name: signs of life must be missed before that.
+    assert (beating, limits) == {
+        "nccl": ([(1, 60.0), "over", "left"], [96.0]),
+        "gloo": (["left"], [60.0]),
+    }[backend]
 
 
 def lonely(_rank: int, ports: list[int]) -> list[tuple[str, float]]:
