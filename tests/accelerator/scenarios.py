@@ -57,6 +57,8 @@ LATE: dict[str, Scenario] = {
     "exact sums, noise scale": Scenario(settings=(EXACT, *NOISE), ranks=8, ghosts=2),
     "exact sums, an idle rank": Scenario(settings=(EXACT,), ranks=8, idle=True),
     "exact sums, batch stages": Scenario(settings=(EXACT,), ranks=8, stages=(1, 2, 3)),
+    "ResNet-50, lars, exact sums": Scenario("mikami2018", (EXACT, "comm.grad_dtype=fp32"), ranks=8),
+    "ResNet-50, sgd, exact sums": Scenario("goyal2017", (EXACT, "comm.grad_dtype=fp32"), ranks=8),
     "ResNet-50, rmsprop warm-up, exact sums": Scenario("akiba2017", (EXACT, "comm.grad_dtype=fp32"), ranks=8),
     "lamb": Scenario(settings=(EXACT, "optimizer.name=lamb", "optimizer.nesterov=false"), ranks=8),
     "averaged weights": Scenario(settings=(EXACT, "model.ema_half_life_epochs=1"), ranks=8),
