@@ -182,7 +182,7 @@ def _bench_in(world: World, request: BenchRequest, sizes: list[int], algorithms:
         algorithms = [name for name in algorithms if name != "two_way_torus"]  # refused there
     torch.set_num_threads(1)
     with (
-        join(world, backend, _TIMEOUT_SECONDS),
+        join(world, backend, _TIMEOUT_SECONDS, device),
         ProcessGrid.build(request.grid, timeout_seconds=_TIMEOUT_SECONDS) as grid,
     ):
         rows = run_bench(grid, sizes, algorithms, request.iterations, device=device)

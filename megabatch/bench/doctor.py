@@ -124,8 +124,8 @@ def examine_joined_world(environ: Mapping[str, str]) -> tuple[list[Finding], boo
     world = read_world(environ, alone=True)
     if world is None or world.size == 1:
         return [], True
-    _, backend = choose_device("auto", world)
-    with join(world, backend, _TIMEOUT_SECONDS), ProcessGrid.build(timeout_seconds=_TIMEOUT_SECONDS) as grid:
+    device, backend = choose_device("auto", world)
+    with join(world, backend, _TIMEOUT_SECONDS, device), ProcessGrid.build(timeout_seconds=_TIMEOUT_SECONDS) as grid:
         return examine_world(grid), world.is_main
 
 

@@ -97,10 +97,10 @@ def _start_work(request: SelfTestRequest, verdict: str) -> int:
 
 
 def _test_in(world: World, request: SelfTestRequest) -> int:
-    _, backend = choose_device("auto", world)
+    device, backend = choose_device("auto", world)
     torch.set_num_threads(1)
     with (
-        join(world, backend, _TIMEOUT_SECONDS),
+        join(world, backend, _TIMEOUT_SECONDS, device),
         ProcessGrid.build(timeout_seconds=_TIMEOUT_SECONDS) as grid,
     ):
         findings = examine_machine(os.environ) + checks(grid)
@@ -272,9 +272,9 @@ def lose_a_rank() -> None:
 
 
 def _reduce_until_killed(world: World) -> int:
-    _, backend = choose_device("auto", world)
+    device, backend = choose_device("auto", world)
     with (
-        join(world, backend, _LOSS_TIMEOUT_SECONDS),
+        join(world, backend, _LOSS_TIMEOUT_SECONDS, device),
         ProcessGrid.build("1x2", timeout_seconds=_LOSS_TIMEOUT_SECONDS) as grid,
     ):
         tensor = torch.zeros(250_000, device=probe_device(grid))

@@ -86,7 +86,7 @@ def _measure_in(world: World, request: StepBenchRequest, tell: Tell) -> int:
 
     device, backend = choose_device("auto", world)
     set_threads(request.config, world.local_size)
-    with join(world, backend, _TIMEOUT_SECONDS):
+    with join(world, backend, _TIMEOUT_SECONDS, device):
         mine = _measure(request, device, dist.barrier)
         everybody = gather(mine, dict[str, Any])
         if world.is_main:

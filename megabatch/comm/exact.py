@@ -45,7 +45,6 @@ from megabatch.comm.shifts import (
     NOT_FINITE,
     REPEAT,
     SPARE_BITS,
-    VOID,
     Shifts,
     exponent_of,
     power_of_two,
@@ -107,6 +106,8 @@ class ExactSums:
         self._in_torch = InTorch(self._sizes, self._device)
         # Bits of each tensor's largest magnitude so far: as integers they have the order of the numbers.
         self._largest = torch.zeros(len(self._parameters), dtype=torch.int32, device=self._device)
+        self._spoil = torch.ones(4, device=self._device)  # by verdict: what gradients are multiplied by
+        self._spoil[NOT_FINITE] = math.nan
         self._begin(1, 0)
         return self
 
@@ -153,7 +154,9 @@ class ExactSums:
             return
         if not self._totals:
             memory = torch.empty(sum(self._sizes), dtype=torch.int32, device=self._device)
-            self._totals = list(memory.split(self._sizes))
+            order = self._in_torch.order or range(len(self._sizes))
+            totals = zip(order, memory.split([self._sizes[place] for place in order]), strict=True)
+            self._totals = [total for _, total in sorted(totals, key=lambda of_place: of_place[0])]
             self._total_addresses = [total.data_ptr() for total in self._totals] if _has_helper(memory) else []
         places, gradients = [], []
         for place, parameter in enumerate(self._parameters):
@@ -216,10 +219,9 @@ class ExactSums:
         """
         verdict = self._judge(late=True)
         gradients = self._gradients()
-        spoil = torch.where(verdict == NOT_FINITE, math.nan, 1.0)
-        torch._foreach_mul_(gradients, spoil.to(torch.float32))
+        torch._foreach_mul_(gradients, self._spoil.index_select(0, verdict).squeeze())
         self._verdict = None
-        return (verdict == REPEAT) | (verdict == VOID)
+        return self._shifts.is_left_out
 
     def again(self) -> None:
         """A verdict of `judge` has been read, and the step did not fit: it is done again next."""
@@ -263,12 +265,12 @@ class ExactSums:
 
     def _begin(self, num_ghosts: int, scale_bits: int | Tensor) -> None:
         self._num_ghosts, self._scale_bits = num_ghosts, scale_bits
-        self._step_shifts = self._shifts.of_step(num_ghosts, scale_bits)
+        self._step_shifts = self._shifts.of_step(num_ghosts, scale_bits, known=self._knows)
         self._host_shifts: list[int] = []
         if _has_helper(self._step_shifts):
             self._host_shifts = self._step_shifts.tolist()
-        else:
-            self._in_torch.begin_step(self._step_shifts, num_ghosts)
+        elif self._in_torch.begin_step(self._step_shifts, num_ghosts):
+            self._totals = []  # they lie as buckets do
         self._has_totals = self._sent = False
         self.tap: Callable[[Tensor, Tensor], None] | None = None
         self._largest.zero_()
@@ -277,7 +279,7 @@ class ExactSums:
         self._in_torch.end_pass(self._largest)
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(self._largest, op=dist.ReduceOp.MAX)
-        return self._shifts.judge(self._largest, self._scale_bits, late=late)
+        return self._shifts.judge(self._largest, self._scale_bits, late=late, known=self._knows)
 
     def _gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self._parameters if parameter.grad is not None]

@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.device_mesh import DeviceMesh
 
 from megabatch.comm.calibration import Choice
+from megabatch.comm.device import device_name, same_device
 from megabatch.comm.p2p import Link, hang_up, new_group, uses_gloo
 from megabatch.comm.phases import WORLD
 from megabatch.comm.shape import GridShape, default_shape, parse_grid, ranks_text
@@ -322,7 +323,7 @@ def _own_device() -> str:
     """What tells this rank's device from all others of its host, where NCCL needs one for each rank."""
     if "nccl" not in str(dist.get_backend()) or not torch.cuda.is_available():
         return ""
-    return str(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", ""))
+    return device_name(torch.device("cuda", torch.cuda.current_device()))
 
 
 def _verdict(store: Store, world_size: int, timeout_seconds: float) -> dict[str, object]:
@@ -336,13 +337,8 @@ def _verdict(store: Store, world_size: int, timeout_seconds: float) -> dict[str,
         return {"cannot launch": f"{said}; look at the log of rank {missing[0]}"}
     entries = [tuple(json.loads(value)) for value in store.multi_get(keys)]
     hosts = [host for _, host, _ in entries]
-    by_device: dict[tuple[str, str], list[int]] = {}
-    for rank, (_, host, device) in enumerate(entries):
-        by_device.setdefault((host, device), []).append(rank)
-    for (host, device), ranks in by_device.items():
-        if device and len(ranks) > 1:
-            shared = f"{ranks_text(ranks)} on host {host} have the same device ({device})"
-            return {"cannot launch": f"{shared}; start one worker per device, or show each worker its own"}
+    if shared := same_device([(host, device) for _, host, device in entries]):
+        return {"cannot launch": shared}
     by_shape: dict[str, list[int]] = {}
     for rank, (text, _, _) in enumerate(entries):
         by_shape.setdefault(text or "none", []).append(rank)

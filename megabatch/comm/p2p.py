@@ -150,6 +150,14 @@ def cached_tag(first_call: int, message: str) -> int:
     return _CACHED | message_tag(first_call, message)
 
 
+def group_timeout(backend: str, timeout_seconds: float) -> timedelta:
+    """How long a group waits for a rank that may be silent for so long.
+
+    NCCL then ends the process without a name. It waits longer than others who notice the loss, and say who it is.
+    """
+    return timedelta(seconds=1.1 * timeout_seconds + 30.0 if "nccl" in backend else timeout_seconds)
+
+
 def new_group(ranks: Sequence[int], name: str, timeout_seconds: float, build: str) -> dist.ProcessGroup:
     """Make the group of these ranks, which alone take part; `build` tells the grids of a job apart.
 
@@ -160,7 +168,7 @@ def new_group(ranks: Sequence[int], name: str, timeout_seconds: float, build: st
         with group_named(f"{build} {name} {list(ranks)}"):
             group: dist.ProcessGroup = dist.new_group(
                 list(ranks),
-                timeout=timedelta(seconds=timeout_seconds),
+                timeout=group_timeout(str(dist.get_backend()), timeout_seconds),
                 use_local_synchronization=True,
                 group_desc=f"megabatch {name}",
             )

@@ -17,7 +17,7 @@ from megabatch.errors import ConfigError
 SPARE_BITS = 4
 """A gradient may grow by 2^SPARE_BITS from one step to the next before a step must be repeated."""
 
-FITS, REPEAT, NOT_FINITE, VOID = range(4)  # what a verdict says
+FITS, REPEAT, NOT_FINITE, VOID = range(4)  # what a verdict says: the largest of all that hold; odd ones leave it out
 
 _BITS = 30  # of the magnitude of a sum
 _FORGET_STEPS = 16  # a maximum that is not seen again loses half in so many steps
@@ -27,7 +27,11 @@ _INFINITY_BITS = 0x7F800000  # NaN has larger ones
 
 
 class Shifts:
-    """Largest elements are below 2^exponent, by tensor; the present step goes by `_present`, which may be raised."""
+    """Largest elements are below 2^exponent, by tensor; the present step goes by `_present`, which may be raised.
+
+    repeats: how many steps had to be done again so far, with one that fits and is not committed yet. is_left_out:
+    whether the step that was judged last must not count.
+    """
 
     def __init__(self, num_tensors: int, device: torch.device) -> None:
         self._exponents = torch.full((num_tensors,), _UNKNOWN, dtype=torch.int64, device=device)
@@ -36,47 +40,52 @@ class Shifts:
         )  # steps that count, those of them that were done again so often, and how often the present one
         self._void = torch.zeros((), dtype=torch.bool, device=device)
         self._present = self._next = self._exponents
-        self._verdict = torch.full((), VOID, dtype=torch.int64, device=device)
+        self._no, self._yes = (torch.full((), truth, dtype=torch.bool, device=device) for truth in (False, True))
+        self._forget_verdict()
 
-    @property
-    def repeats(self) -> Tensor:
-        """How many steps had to be done again so far, with one that fits and is not committed yet."""
-        return self._repeats + self._raised * (self._verdict == FITS)
+    def _forget_verdict(self) -> None:
+        self.repeats, self._fits, self.is_left_out = self._repeats, self._no, self._yes
 
-    def of_step(self, num_ghosts: int, scale_bits: int | Tensor) -> Tensor:
-        """The shifts of a step of so many ghost batches, whose losses are multiplied by 2^scale_bits."""
+    def of_step(self, num_ghosts: int, scale_bits: int | Tensor, *, known: bool = False) -> Tensor:
+        """The shifts of a step of so many ghost batches, whose losses are multiplied by 2^scale_bits.
+
+        known: some step has counted, so that every tensor has an exponent.
+        """
         room = _BITS - (num_ghosts - 1).bit_length() - SPARE_BITS
-        return room - scale_bits - torch.where(self._present == _UNKNOWN, 0, self._present)
+        present = self._present if known else torch.where(self._present == _UNKNOWN, 0, self._present)
+        return (room - scale_bits) - present
 
-    def judge(self, largest: Tensor, scale_bits: int | Tensor, *, late: bool = False) -> Tensor:
+    def judge(self, largest: Tensor, scale_bits: int | Tensor, *, late: bool = False, known: bool = False) -> Tensor:
         """The verdict of a step by the bits of the largest magnitude in each tensor, over all ranks.
 
-        late: the next step may begin before the verdict is read.
+        late: the next step may begin before the verdict is read. known: as in `of_step`.
         """
-        seen = ((largest.long() >> 23) - 126 - scale_bits).clamp_min(_SMALLEST_EXPONENT)
-        known = self._present.clamp_min(_SMALLEST_EXPONENT)
-        is_too_large = ((self._present == _UNKNOWN) | (seen > known + SPARE_BITS)).any()
-        verdict = torch.where((largest >= _INFINITY_BITS).any(), NOT_FINITE, torch.where(is_too_large, REPEAT, FITS))
-        self._verdict = verdict = torch.where(self._void, VOID, verdict)
+        seen = ((largest >> 23) - (126 + scale_bits)).clamp_min(_SMALLEST_EXPONENT)
+        before = self._present if known else self._present.clamp_min(_SMALLEST_EXPONENT)
+        is_too_large = (seen - before).amax() > SPARE_BITS
+        if not known:
+            is_too_large = is_too_large | (self._present == _UNKNOWN).any()
+        is_not_finite = largest.amax() >= _INFINITY_BITS
+        found = torch.maximum(is_too_large, is_not_finite * NOT_FINITE)  # REPEAT is 1
+        verdict = torch.maximum(found, self._void * VOID)
+        repeat, self._fits, self.is_left_out = verdict == REPEAT, verdict == FITS, (verdict & 1).bool()
         forget = (self._steps + 1) % _FORGET_STEPS == 0
-        self._next = torch.maximum(seen, known - forget.long())
-        repeat = verdict == REPEAT
-        self._present = torch.where(repeat, torch.maximum(seen, known), self._present)
+        self._next = torch.maximum(seen, torch.add(before, forget, alpha=-1))
+        self._present = torch.where(repeat, torch.maximum(seen, before), self._present)
         self._raised = self._raised + repeat
+        self.repeats = torch.addcmul(self._repeats, self._raised, self._fits)
         if late:
             self._void = self._void | repeat
         return verdict
 
     def commit(self) -> None:
         """The step counts if it fits, and is over unless it must be repeated."""
-        fits = self._verdict == FITS
-        ends = fits | (self._verdict == NOT_FINITE)
-        self._exponents = torch.where(fits, self._next, self._exponents)
-        self._steps = self._steps + fits
+        self._exponents = torch.where(self._fits, self._next, self._exponents)
+        self._steps = self._steps + self._fits
         self._repeats = self.repeats
-        self._present = torch.where(ends, self._exponents, self._present)
-        self._raised = torch.where(ends, 0, self._raised)
-        self._verdict = torch.full_like(self._verdict, VOID)
+        self._present = torch.where(self.is_left_out, self._present, self._exponents)
+        self._raised = self._raised * self.is_left_out
+        self._forget_verdict()
 
     def again(self) -> None:
         """The host knows that a step did not fit: the next one that begins is that step."""
@@ -86,7 +95,7 @@ class Shifts:
         """The present step does not count: another begins where it began, also if it was being repeated."""
         self.again()
         self._present, self._raised = self._exponents, torch.zeros_like(self._raised)
-        self._verdict = torch.full_like(self._verdict, VOID)
+        self._forget_verdict()
 
     def state_dict(self) -> dict[str, object]:
         """Plain numbers."""

@@ -88,6 +88,7 @@ class GhostStatistics:
 
     def reduce_step(self) -> None:
         """Add up what all ranks have collected in this step; every rank must call it."""
+        self._follow()
         if self._norms and not self._is_reduced and dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(self._newest)
         self._is_reduced = True
@@ -164,9 +165,14 @@ class GhostStatistics:
         values = torch.nan_to_num(values, nan=_LARGEST).clamp_(-_LARGEST, _LARGEST)
         whole = torch.round(values * _WHOLE)
         rest = torch.round((values - whole / _WHOLE) * _REST)
-        self._newest = self._newest.to(values.device)
+        self._follow()
         self._newest[:, :-1] += torch.stack([whole, rest]).to(torch.int64)
         self._newest[0, -1] += int(_WHOLE)
+
+    def _follow(self) -> None:
+        """Let the step's sums lie where the model does, on a rank that has collected nothing too: NCCL asks for it."""
+        if self._norms:
+            self._newest = self._newest.to(self._buffers()[0].device)
 
     @contextmanager
     def _newest_only(self) -> Iterator[None]:

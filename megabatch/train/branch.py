@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from megabatch.comm.exact import ExactSums
+from megabatch.comm.failures import is_lost_contact
 from megabatch.model.average import WeightAverage
 from megabatch.model.norm import GhostStatistics
 from megabatch.optim.groups import clear_state
@@ -60,6 +61,10 @@ class Trained:
         if self.ema is not None and state.get("ema"):  # likewise where weights were not averaged until now
             self.ema.load_state_dict(state["ema"])
 
+    @property
+    def _is_on_device(self) -> bool:
+        return any(parameter.device.type != "cpu" for parameter in self.model.parameters())
+
     @contextmanager
     def branch(self, *, reset_momentum: bool = True, trunk: TrainingState | None = None) -> Iterator[TrainingState]:
         """See `megabatch.branch`."""
@@ -69,9 +74,10 @@ class Trained:
                 clear_state(self.optimizer)
         try:
             yield trunk
-        except BaseException:
-            with suppress(Exception):  # a device that fails must not hide the error behind one of its own
-                self.load_state_dict(trunk)
+        except BaseException as error:
+            if not (is_lost_contact(error) and self._is_on_device):  # there a copy would wait for what never ends
+                with suppress(Exception):  # a device that fails must not hide the error behind one of its own
+                    self.load_state_dict(trunk)
             raise
         self.load_state_dict(trunk)
 

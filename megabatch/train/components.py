@@ -163,7 +163,6 @@ def build_components(
     """Build everything on a rank that has already joined its world."""
     if config.train.cuda_graph:
         check_can_capture(device, world.size)
-        torch.cuda.set_stream(torch.cuda.Stream(device))
     train_source, val_source = open_images(config)
     network = build_network(config, train_source.num_classes, train_source.channels, device)
     if any(isinstance(module, nn.SyncBatchNorm) for module in network.modules()):

@@ -125,6 +125,7 @@ def _train_in(world: World, request: TrainRequest) -> tuple[dict[str, Any], Path
 
     from megabatch.comm.grid import default_grid
     from megabatch.train.components import choose_kernels, set_threads
+    from megabatch.train.graph import own_stream
     from megabatch.train.trainer import Trainer
     from megabatch.workers.stop import StopRequest
 
@@ -137,8 +138,9 @@ def _train_in(world: World, request: TrainRequest) -> tuple[dict[str, Any], Path
     device, backend = choose_device(present or wanted, world)
     set_threads(config, world.local_size)
     choose_kernels(config, device)
-    joined = nullcontext() if dist.is_initialized() else join(world, backend, config.comm.timeout_seconds)
-    with joined as meeting, StopRequest().listening() as stop:
+    joined = nullcontext() if dist.is_initialized() else join(world, backend, config.comm.timeout_seconds, device)
+    passes = own_stream(device) if config.train.cuda_graph and device.type == "cuda" else nullcontext()
+    with joined as meeting, passes, StopRequest().listening() as stop:
         world = meeting.world if meeting else world
         folder = _common_folder(request, world, meeting)
         grid = wanted_grid or default_grid(config.comm.timeout_seconds)

@@ -7,13 +7,19 @@ the loss, shifts of exact sums, the loss scale. torch itself puts the seed of ra
 The optimizer stays outside: it is some forty kernels, and its rates are numbers of the host.
 
 The first steps run without graphs: libraries choose kernels, DDP arranges its buckets and measures itself in its first
-ten passes, communicators come about. Everything runs on one stream that was made before DDP, because autograd goes back
-to the stream on which a parameter was first used, and a capture may not leave its own.
+ten passes, communicators come about. So do the first steps with passes of a new kind, when the batch or the images have
+grown: what is done once, such as sending a list of numbers to the device, must not become part of a graph, which would
+do it again, from memory that holds something else by then.
+
+Everything runs on one stream that was made before DDP (`own_stream`), because autograd goes back to the stream on which
+a parameter was first used, and a capture may not leave its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -24,6 +30,7 @@ from torch import Tensor
 from megabatch.errors import ConfigError, first_line
 
 EAGER_STEPS = 12
+EAGER_STEPS_OF_A_KIND = 3
 
 Body = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -35,6 +42,12 @@ class PassKind(NamedTuple):
     is_first: bool  # of the step: the others add to what it leaves
     is_sent: bool
     is_idle: bool
+
+
+def kinds_of(num_passes: int, images: torch.Size, is_idle: bool) -> list[PassKind]:
+    """The kinds of the passes of a rank in a step."""
+    last = num_passes - 1
+    return [PassKind(images, number == 0, number == last, is_idle) for number in range(num_passes)]
 
 
 class Recorder(Protocol):
@@ -86,15 +99,19 @@ class PassGraphs:
         self._parameters, self._device, self._recorder = list(parameters), device, recorder
         self._captured: dict[PassKind, _Captured] = {}
         self._num_steps = 0
+        self._eager_steps: Counter[PassKind] = Counter()
 
-    def begin_step(self) -> None:
-        """A step begins."""
+    def take_step(self, kinds: Sequence[PassKind], is_watched: bool = False) -> bool:
+        """Whether the passes of a step that begins run as graphs: all or none, for they add to what the first one left.
+
+        is_watched: something that is no part of a graph looks on.
+        """
         self._num_steps += 1
-
-    @property
-    def are_ready(self) -> bool:
-        """Whether enough steps have run without graphs."""
-        return self._num_steps > EAGER_STEPS
+        known = all(self._eager_steps[kind] >= EAGER_STEPS_OF_A_KIND for kind in kinds)
+        if self._num_steps > EAGER_STEPS and known and not is_watched:
+            return True
+        self._eager_steps.update(set(kinds))
+        return False
 
     def run(self, kind: PassKind, images: Tensor, labels: Tensor, weight: float, body: Body) -> Tensor:
         """What `body` returns for these images and labels on the device, and for the loss to count so much.
@@ -125,6 +142,16 @@ class PassGraphs:
             ) from error
         gradients = [parameter.grad for parameter in self._parameters]
         return _Captured(recorder, images, labels, weight, result, gradients)
+
+
+@contextmanager
+def own_stream(device: torch.device) -> Iterator[None]:
+    """Within the block all work is queued on a stream that can be captured; the stream of before waits for it then."""
+    before, own = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+    own.wait_stream(before)
+    with torch.cuda.stream(own):
+        yield
+    before.wait_stream(own)
 
 
 def check_can_capture(device: torch.device, world_size: int) -> None:

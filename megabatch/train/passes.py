@@ -20,7 +20,7 @@ from megabatch.data.loader import Ghost, Mixed
 from megabatch.schedule.batch import Step
 from megabatch.train.audit import Audit
 from megabatch.train.components import Components
-from megabatch.train.graph import PassKind
+from megabatch.train.graph import PassKind, kinds_of
 from megabatch.train.metrics import Stopwatch
 
 
@@ -49,15 +49,14 @@ def pass_ghosts(
     exact, noise_scale, graphs = components.exact, components.noise_scale, components.graphs
     weight = step.loss_weight if exact is None else 1.0 / step.ghost_batch_size
     by_ghost = torch.zeros(step.num_ghosts, 2, dtype=torch.float64, device=components.device)
-    if graphs is not None:
-        graphs.begin_step()
-        is_watched = audit is not None or (noise_scale is not None and noise_scale.measuring)
-        graphs = graphs if graphs.are_ready and not is_watched else None
-    components.exposed.is_captured = graphs is not None
     for position, ghost in enumerate(ghosts):
         watch.lap("data")
-        place, is_sent = step.first_ghost + position, position == len(step.ghosts) - 1
-        kind = PassKind(ghost.images.shape, is_first=position == 0, is_sent=is_sent, is_idle=ghost.idle)
+        if position == 0:
+            kinds = kinds_of(len(step.ghosts), ghost.images.shape, ghost.idle)
+            is_watched = audit is not None or (noise_scale is not None and noise_scale.measuring)
+            graphs = graphs if graphs is not None and graphs.take_step(kinds, is_watched) else None
+            components.exposed.is_captured = graphs is not None
+        place, kind = step.first_ghost + position, kinds[position]
         own_weight = 0.0 if ghost.idle else weight
         if audit is not None:
             audit.pass_begins(ghost, place)
@@ -68,7 +67,7 @@ def pass_ghosts(
         else:
             found = graphs.run(kind, ghost.images, ghost.labels, own_weight, body)
             if exact is not None:
-                exact.was_added(sent=is_sent)
+                exact.was_added(sent=kind.is_sent)
         if not ghost.idle:
             by_ghost[place] = found
         watch.skip()

@@ -12,21 +12,26 @@ import itertools
 import os
 import secrets
 import socket
+import sys
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from megabatch.errors import LaunchError, first_line
+from megabatch.workers.heartbeat import error_text, heartbeat, rank_text
 from megabatch.workers.token import TOKEN_VARIABLE, run_token, sign
 from megabatch.workers.world import ALONE, World
 
 if TYPE_CHECKING:
+    import torch
     from torch._C._distributed_c10d import Store
 
 _POLL_SECONDS = 0.02
+_ABORT_SECONDS = 10.0
 
 _joins = itertools.count()
 
@@ -40,16 +45,18 @@ class Meeting(NamedTuple):
 
 
 @contextmanager
-def join(world: World, backend: str, timeout_seconds: float) -> Iterator[Meeting]:
+def join(world: World, backend: str, timeout_seconds: float, device: torch.device | None = None) -> Iterator[Meeting]:
     """Meet the other workers, make the default process group, yield what they share; leave at the end.
 
-    Leaving waits for the threads of the group, see `megabatch.comm.interpreter_exit`.
+    device: this worker's, as `choose_device` gave it; NCCL needs it. Leaving waits for the threads of the group, see
+    `megabatch.comm.interpreter_exit`.
     """
-    import torch
     import torch.distributed as dist
     from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 
+    from megabatch.comm.device import check_devices
     from megabatch.comm.interpreter_exit import end_threads, hold_default_group  # before the group is made
+    from megabatch.comm.p2p import group_timeout
 
     timeout = timedelta(seconds=timeout_seconds)
     token = run_token(os.environ) or b""
@@ -73,10 +80,20 @@ def join(world: World, backend: str, timeout_seconds: float) -> Iterator[Meeting
             # torchrun keeps one store over all restarts; without a prefix of its own a restarted Gloo worker finds the
             # addresses of workers that no longer exist and cannot connect.
             prefixed = PrefixStore(f"attempt-{attempt}", own)
-            device = torch.device("cuda", world.local_rank) if backend == "nccl" else None
+            if backend == "nccl":
+                assert device is not None, "NCCL needs to know the device of this worker"
+                check_devices(prefixed, world.rank, world.size, device, timeout)
             dist.init_process_group(
-                backend, store=prefixed, rank=world.rank, world_size=world.size, timeout=timeout, device_id=device
+                backend,
+                store=prefixed,
+                rank=world.rank,
+                world_size=world.size,
+                timeout=group_timeout(backend, timeout_seconds),
+                device_id=device if backend == "nccl" else None,
             )
+            beating: AbstractContextManager[None] = nullcontext()
+            if backend == "nccl" and world.size > 1:
+                beating = heartbeat(PrefixStore("heartbeat", prefixed), world, timeout_seconds)
         except (RuntimeError, ValueError, OSError) as error:
             where = f"{world.meeting_host}:{world.meeting_port}"
             raise LaunchError(
@@ -86,8 +103,13 @@ def join(world: World, backend: str, timeout_seconds: float) -> Iterator[Meeting
             ) from error
         hold_default_group()
         try:
-            yield Meeting(replace(world, attempt=attempt), own, token)
+            with beating:
+                yield Meeting(replace(world, attempt=attempt), own, token)
             ended_well = True
+        except BaseException as error:
+            if backend == "nccl":  # what follows may not come to its end
+                print(f"megabatch: {rank_text(world)} ends: {error_text(error)}", file=sys.stderr, flush=True)
+            raise
         finally:
             leave(ended_well)
             if ended_well:  # else another worker may be gone, and waiting for threads that wait for it takes long
@@ -96,11 +118,15 @@ def join(world: World, backend: str, timeout_seconds: float) -> Iterator[Meeting
 
 def leave(ended_well: bool) -> None:
     """End all process groups. After an error NCCL's are aborted: the device may wait for another rank for ever, and
-    destroying a group waits for the device."""
+    destroying a group waits for the device. Should aborting take long, the process ends instead."""
     import torch.distributed as dist
 
     if not ended_well and dist.get_backend() == "nccl":
+        limit = threading.Timer(_ABORT_SECONDS, os._exit, (1,))
+        limit.daemon = True
+        limit.start()
         dist.distributed_c10d._abort_process_group()
+        limit.cancel()
     else:
         dist.destroy_process_group()
 

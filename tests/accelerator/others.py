@@ -29,6 +29,13 @@ def evaluation(components: Components, watch: Watch) -> Notes:
     return notes
 
 
+def statistics_without_batches(components: Components, watch: Watch) -> Notes:
+    """Statistics of the weights as they are, on a rank that has no batch: it talks with the others all the same."""
+    with fresh_notes(watch) as notes:
+        megabatch.exact_statistics(components.network, [])
+    return notes
+
+
 def checkpoint(components: Components, watch: Watch) -> Notes:
     """The state of a run copied for the writer, and loaded again; fake tensors cannot be copied deeply."""
     state = RunState(Clock(100, 1000))

@@ -16,6 +16,8 @@ import json
 import os
 import warnings
 from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate
 from unittest.mock import patch
 
 import torch
@@ -34,11 +36,9 @@ from megabatch.train.step import start_step
 from megabatch.workers.world import World
 from tests.accelerator.bugs import seeded
 from tests.accelerator.fake_cuda import CUDA, fake_cuda, steady
-from tests.accelerator.others import checkpoint, evaluation, own_loop
+from tests.accelerator.others import checkpoint, evaluation, own_loop, statistics_without_batches
 from tests.accelerator.scenarios import GHOST, SCENARIOS, Scenario
 from tests.accelerator.watch import Notes, Watch, fresh_notes
-
-NUM_STEPS = 3  # the last one is looked at: nothing is made for the first time in it
 
 
 def main() -> None:
@@ -93,38 +93,44 @@ def found_in(scenario: Scenario) -> dict[str, object]:
 def notes_of(scenario: Scenario) -> Notes:
     """What the last of a few steps waits for and launches."""
     batch = scenario.ranks * scenario.ghosts * GHOST
-    batches = " ".join(f"{step}:{batch * (1 + step)}" for step in range(NUM_STEPS)) if scenario.stages else str(batch)
+    if scenario.idle:
+        batch //= 2  # of two ranks the second has a ghost batch
+    epochs = accumulate(scenario.stages, initial=0)
+    batches = " ".join(f"{epoch}:{batch * times}" for epoch, times in zip(epochs, scenario.stages, strict=False))
     sizes = (f"train.ghost_batch_size={GHOST}", f"train.global_batch_size={batches}")
     source = ("data.source=generated", "data.path=", "data.generated.num_train=4096", "data.generated.num_val=600")
     config = load_config(scenario.recipe, [*source, *sizes, *scenario.settings])
-    eager_steps = patch.object(graph_module, "EAGER_STEPS", scenario.eager_steps)
-    with fake_cuda(scenario.ranks) as watch, seeded(scenario.bug), eager_steps:
+    eager = patch.multiple(graph_module, EAGER_STEPS=scenario.eager_steps, EAGER_STEPS_OF_A_KIND=1)
+    with fake_cuda(scenario.ranks) as watch, seeded(scenario.bug), eager:
         world = World(0, scenario.ranks, 0, min(scenario.ranks, 4), "torchrun", "host", 1)
         components = build_components(config, world, near_square(scenario.ranks), CUDA)
         steady(components.ddp)
         warm_up_pass(components)
         if scenario.kind == "own loop":
             return own_loop(components, watch)
-        notes = _steps(components, batch, watch)
+        notes = _steps(components, batch, scenario.stages, watch)
         if scenario.kind == "evaluation":
             return evaluation(components, watch)
+        if scenario.kind == "statistics":
+            return statistics_without_batches(components, watch)
         return checkpoint(components, watch) if scenario.kind == "checkpoint" else notes
 
 
-def _steps(components: Components, samples_per_epoch: int, watch: Watch) -> Notes:
+def _steps(components: Components, samples_per_epoch: int, stages: Sequence[int], watch: Watch) -> Notes:
     config, world = components.config, components.world
     control = BatchControl(
         config.train.global_batch_size,
         ghost_batch_size=GHOST,
         samples_per_epoch=samples_per_epoch,
-        epochs=NUM_STEPS,
+        epochs=sum(stages),
         rank=world.rank,
         world_size=world.size,
-        max_steps=NUM_STEPS,
+        max_steps=len(stages),
     )
     stopwatch, before = Stopwatch(host_clock_tells=False), None
     for step in control:
-        ghosts = [_ghost(config, components.train_source.channels, number) for number, _ in enumerate(step.ghosts)]
+        channels = components.train_source.channels
+        ghosts = [_ghost(config, channels, number, step.is_idle) for number, _ in enumerate(step.ghosts)]
         with fresh_notes(watch) as notes:
             schedule_optimizer(components.optimizer, config.optimizer, step.epoch, step=step)
             started = None
@@ -138,11 +144,11 @@ def _steps(components: Components, samples_per_epoch: int, watch: Watch) -> Note
     return notes
 
 
-def _ghost(config: Config, channels: int, number: int) -> Ghost:
+def _ghost(config: Config, channels: int, number: int, idle: bool) -> Ghost:
     """Images as the loader hands them out, in pinned memory."""
     size = config.data.image_size
     images = torch.zeros(GHOST, size, size, channels, dtype=torch.uint8)
-    return Ghost(images.pin_memory(), torch.zeros(GHOST, dtype=torch.int64).pin_memory(), number)
+    return Ghost(images.pin_memory(), torch.zeros(GHOST, dtype=torch.int64).pin_memory(), number, idle)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ GHOST = 16
 class Scenario:
     """Some steps of a recipe on rank 0 of `ranks`. ghosts: of each rank and step. bug: one that is seeded, see `bugs`.
 
-    stages: the global batch grows from step to step.
+    stages: how many times as large the global batch is, step by step. The last step is looked at: nothing is made there
+    for the first time. idle: others have all ghost batches, and this rank goes along.
     """
 
     recipe: str = "demo"
@@ -20,8 +21,9 @@ class Scenario:
     ghosts: int = 1
     kind: str = "step"
     bug: str = ""
-    stages: bool = False
-    eager_steps: int = 12  # before passes are captured, with train.cuda_graph
+    stages: tuple[int, ...] = (1, 1, 1)
+    idle: bool = False
+    eager_steps: int = 12  # before passes are captured, with train.cuda_graph, and one of each kind
 
 
 FLOAT, EXACT = "comm.sums=float", "comm.sums=exact"
@@ -40,7 +42,8 @@ LATE: dict[str, Scenario] = {
     "adamw": Scenario(settings=(FLOAT, "optimizer.name=adamw", "optimizer.nesterov=false"), ranks=8),
     "accumulation": Scenario(settings=(FLOAT,), ranks=8, ghosts=3),
     "noise scale": Scenario(settings=(FLOAT, *NOISE, "train.precision=fp16"), ranks=8, ghosts=2),
-    "batch stages": Scenario(settings=(FLOAT,), ranks=8, stages=True),
+    "an idle rank": Scenario(settings=(FLOAT,), ranks=8, idle=True),
+    "batch stages": Scenario(settings=(FLOAT,), ranks=8, stages=(1, 2, 3)),
     "gradients in fp16": Scenario(settings=("comm.grad_dtype=fp16",), ranks=8),
     **{
         f"{algorithm} on 8 ranks": Scenario(settings=(FLOAT, f"comm.algorithm={algorithm}"), ranks=8)
@@ -52,7 +55,10 @@ LATE: dict[str, Scenario] = {
     "exact sums alone": Scenario(settings=(EXACT,)),
     "exact sums in fp16, accumulated": Scenario(settings=(EXACT, "train.precision=fp16"), ranks=8, ghosts=3),
     "exact sums, noise scale": Scenario(settings=(EXACT, *NOISE), ranks=8, ghosts=2),
-    "exact sums, batch stages": Scenario(settings=(EXACT,), ranks=8, stages=True),
+    "exact sums, an idle rank": Scenario(settings=(EXACT,), ranks=8, idle=True),
+    "exact sums, batch stages": Scenario(settings=(EXACT,), ranks=8, stages=(1, 2, 3)),
+    "ResNet-50, lars, exact sums": Scenario("mikami2018", (EXACT, "comm.grad_dtype=fp32"), ranks=8),
+    "ResNet-50, sgd, exact sums": Scenario("goyal2017", (EXACT, "comm.grad_dtype=fp32"), ranks=8),
     "ResNet-50, rmsprop warm-up, exact sums": Scenario("akiba2017", (EXACT, "comm.grad_dtype=fp32"), ranks=8),
     "lamb": Scenario(settings=(EXACT, "optimizer.name=lamb", "optimizer.nesterov=false"), ranks=8),
     "averaged weights": Scenario(settings=(EXACT, "model.ema_half_life_epochs=1"), ranks=8),
@@ -75,12 +81,16 @@ GRAPHS: dict[str, Scenario] = {
     "graph": Scenario(settings=(FLOAT, GRAPH), ranks=8, eager_steps=1),
     "graph, accumulated": Scenario(settings=(FLOAT, GRAPH, "train.precision=fp16"), ranks=8, ghosts=4, eager_steps=1),
     "graph, exact sums": Scenario(settings=(EXACT, GRAPH), ranks=8, ghosts=3, eager_steps=2),
+    "graph, ResNet-50, exact sums, batch stages": Scenario(
+        "mikami2018", (EXACT, "comm.grad_dtype=fp32", GRAPH), ranks=8, stages=(1, 1, 3, 3, 3), eager_steps=1
+    ),
     "graph, ResNet-50, lars, fp16": Scenario("mikami2018", (GRAPH,), ranks=8, eager_steps=1),
 }
 
 OTHERS: dict[str, Scenario] = {
     "a loop of one's own": Scenario(kind="own loop", ranks=8),
     "evaluation": Scenario(settings=(FLOAT,), kind="evaluation"),
+    "statistics of no batch": Scenario(settings=(FLOAT,), kind="statistics", ranks=8),
     "checkpoint": Scenario(settings=(FLOAT,), kind="checkpoint", ranks=8),
 }
 

@@ -46,7 +46,7 @@ _MOST_BLOCKS, _BLOCK = 320, 65536
 
 
 class DeviceMixError(RuntimeError):
-    """An operation that a real device refuses: some of its tensors lie elsewhere."""
+    """An operation that a real device refuses, or NCCL: some of its tensors lie elsewhere."""
 
 
 @dataclass
@@ -110,6 +110,8 @@ class Watch(TorchDispatchMode):
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if func.namespace == "prim":
             return func(*args, **kwargs)
+        if func.namespace == "c10d" and any(not tensor.is_cuda for tensor in given):
+            raise DeviceMixError(f"{func} got tensors of the host at {place()}: NCCL refuses them")
         if op is aten._local_scalar_dense:
             return self._read(given[0])
         if op is aten._pin_memory:

@@ -125,6 +125,14 @@ def test_cores_are_always_asked_for_and_taken_by_every_step() -> None:
         assert "\nsrun --" not in text  # each step goes through the array
 
 
+def test_a_task_that_fails_ends_the_others_at_once() -> None:
+    """Ranks that wait in NCCL hear nothing of the one that failed."""
+    lines = slurm_script(request()).splitlines()
+    assert [line.startswith('"${srun[@]}" --kill-on-bad-exit=1 ') for line in lines if '"${srun[@]}"' in line] == [
+        True
+    ] * 2
+
+
 def test_setup_and_container(tmp_path: Path) -> None:
     setup = tmp_path / "my setup.sh"
     setup.write_text("module_loaded=$NOT_SET_ANYWHERE\n")  # sites' own scripts read variables that may not be set

@@ -368,6 +368,24 @@ def test_a_model_that_is_moved_afterwards_is_followed() -> None:
     close(buffers(model), oracle(1.0))
 
 
+def test_a_rank_that_has_collected_nothing_sends_what_lies_where_its_model_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An idle rank in its first step: NCCL takes no tensor of the host."""
+    sent: list[str] = []
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor: sent.append(tensor.device.type))
+    model = TwoNorms()
+    statistics = GhostStatistics(model, 0.1)
+    model.to("meta")
+    with statistics.ghost(counts=False):
+        pass
+    statistics.reduce_step()
+    exact_statistics(model, [])
+    assert sent == ["meta", "meta"]
+
+
 def test_taking_the_state_changes_nothing() -> None:
     def final(ask: bool) -> Array:
         model = TwoNorms().double()

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import megabatch
-from megabatch.train.branch import branch
+from megabatch.errors import CommunicationError
+from megabatch.train.branch import Trained, branch
 
 
 @pytest.fixture(autouse=True)
@@ -68,15 +69,32 @@ def test_momentum_may_be_kept_and_a_failing_branch_is_undone() -> None:
     trunk.step(2)
     before = states(trunk)
     with pytest.raises(ZeroDivisionError):
-        _fail_in_a_branch(trunk)
+        _fail_in_a_branch(trunk, ZeroDivisionError())
     assert all(torch.equal(a, b) for a, b in zip(before, states(trunk), strict=True))
 
 
-def _fail_in_a_branch(trunk: Trunk) -> None:
+@pytest.mark.parametrize(
+    ("error", "on_device", "is_undone"),
+    [(CommunicationError("gone"), True, False), (CommunicationError("gone"), False, True), (KeyError(), True, True)],
+)
+def test_the_weights_of_a_device_that_failed_are_left_alone(
+    error: Exception, on_device: bool, is_undone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy to it would wait for the collective that never ends."""
+    monkeypatch.setattr(Trained, "_is_on_device", property(lambda _: on_device))
+    trunk = Trunk()
+    trunk.step()
+    before = states(trunk)
+    with pytest.raises(type(error)):
+        _fail_in_a_branch(trunk, error)
+    assert all(a.equal(b) for a, b in zip(before, states(trunk), strict=True)) == is_undone
+
+
+def _fail_in_a_branch(trunk: Trunk, error: Exception) -> None:
     with branch(trunk.model, trunk.optimizer, trunk.statistics, reset_momentum=False):
         assert trunk.optimizer.state
         trunk.step(2)
-        raise ZeroDivisionError
+        raise error
 
 
 def test_exact_sums_return_to_the_shifts_of_the_trunk() -> None:

@@ -6,9 +6,11 @@ As with a real graph nothing of the host is played: no Python, no branch, no num
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,11 +24,12 @@ from megabatch.comm import exact
 from megabatch.comm.hook import GradientHook
 from megabatch.errors import ConfigError
 from megabatch.train import components as components_module
+from megabatch.train import entry
 from megabatch.train import graph as graph_module
 from megabatch.train import trainer as trainer_module
 from megabatch.train.buckets import Bucketed
 from megabatch.train.components import Components, build_components
-from megabatch.train.graph import PassGraphs, check_can_capture
+from megabatch.train.graph import PassGraphs, check_can_capture, kinds_of
 from tests.system.runs import rows_of, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore:Grad strides do not match")  # of images with one channel
@@ -156,6 +159,71 @@ def test_graphs_are_refused_where_there_are_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"train\.compile and train\.cuda_graph"):
         small_config("train.cuda_graph=true", "train.compile=true")
     check_can_capture(torch.device("cuda"), 1)
+
+
+def test_a_step_with_a_new_kind_of_pass_is_made_without_graphs_three_times() -> None:
+    """A batch that grows later brings passes that have never run. A step runs by graphs as a whole or not at all."""
+    graphs = PassGraphs([], torch.device("cpu"))
+    small, large = torch.Size([8, 16, 16, 3]), torch.Size([8, 32, 32, 3])
+
+    def taken(*steps: tuple[int, torch.Size, bool]) -> list[bool]:
+        return [graphs.take_step(kinds_of(*step)) for step in steps]
+
+    one, two, three = ((count, small, False) for count in (1, 2, 3))
+    assert taken(*[one] * 14) == [False] * 12 + [True] * 2
+    assert taken(*[two] * 4) == [False] * 3 + [True]
+    assert taken(three, one, three, two, three, three) == [False, True, False, True, False, True]
+    assert taken(*[(3, large, False)] * 4) == [False] * 3 + [True]
+    assert taken(*[(1, small, True)] * 4) == [False] * 3 + [True]  # an idle rank
+    assert not graphs.take_step(kinds_of(*one), is_watched=True)
+
+
+@dataclass
+class Streams:
+    """Stands in for the streams of a device: which one is the present one, and who waits for whom."""
+
+    present: str = "the caller's"
+    waits: list[tuple[str, str]] = field(default_factory=list)
+
+    def stream(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(name=name, wait_stream=lambda other: self.waits.append((name, other.name)))
+
+    @contextmanager
+    def on(self, stream: SimpleNamespace) -> Iterator[None]:
+        before, self.present = self.present, stream.name
+        try:
+            yield
+        finally:
+            self.present = before
+
+    def set(self, stream: SimpleNamespace) -> None:
+        self.present = stream.name
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_training_with_graphs_leaves_its_caller_on_the_stream_of_before(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams, on = Streams(), list[str]()
+
+    def train(*_: object, **__: object) -> SimpleNamespace:
+        on.append(streams.present)
+        if fails:
+            raise ConfigError("no")
+        return SimpleNamespace(run=dict)
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: streams.stream(streams.present))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: streams.stream("own"))
+    monkeypatch.setattr(torch.cuda, "stream", streams.on)
+    monkeypatch.setattr(torch.cuda, "set_stream", streams.set)
+    monkeypatch.setattr(entry, "choose_device", lambda *_: (torch.device("cuda", 0), "gloo"))
+    monkeypatch.setattr(components_module, "choose_kernels", lambda *_: None)
+    monkeypatch.setattr(trainer_module, "Trainer", train)
+    with pytest.raises(ConfigError) if fails else nullcontext():
+        megabatch.train(small_config("train.cuda_graph=true"), output=tmp_path / "run")
+    assert on == ["own"]
+    assert streams.present == "the caller's"
+    assert streams.waits == [("own", "the caller's"), *([] if fails else [("the caller's", "own")])]
 
 
 def test_what_cannot_be_captured_is_told_in_one_line() -> None:

@@ -7,18 +7,32 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 
 import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
+from megabatch.bench import allreduce, doctor, self_test, step
+from megabatch.bench.allreduce import BenchRequest
+from megabatch.bench.self_test import SelfTestRequest
+from megabatch.bench.step import StepBenchRequest
+from megabatch.comm import device
 from megabatch.errors import LaunchError
+from megabatch.recipes import load_config
+from megabatch.train import components, entry
+from megabatch.train.request import TrainRequest
+from megabatch.use import evaluate
+from megabatch.workers import meeting
+from megabatch.workers import world as world_module
 from megabatch.workers.meeting import join, leave, listen_at
 from megabatch.workers.token import TOKEN_VARIABLE
-from megabatch.workers.world import World
+from megabatch.workers.world import ALONE, World
 from tests.ranks import run_ranks
 
 
@@ -46,6 +60,61 @@ def test_after_an_error_nobody_waits_for_a_device(
     monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", lambda: done.append("aborted"))
     leave(ended_well)
     assert done == [expected]
+
+
+def test_an_error_on_nccl_is_told_before_the_abort_which_may_take_no_time() -> None:
+    code = """
+import threading, time
+import torch
+import torch.distributed as dist
+from megabatch.comm import device
+from megabatch.workers import meeting
+from megabatch.workers.world import ALONE
+
+device.check_devices = lambda *_: None
+dist.init_process_group = lambda *_, **__: None
+dist.get_backend = lambda: "nccl"
+dist.distributed_c10d._abort_process_group = lambda: time.sleep(60)
+meeting._ABORT_SECONDS = 0.2
+with meeting.join(ALONE, "nccl", 10.0, torch.device("cuda", 0)):
+    raise ValueError("a bad image")
+"""
+    environment = {**os.environ, "MEGABATCH_HOST": "node7"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.strip() == "megabatch: rank 0 on host node7 ends: ValueError: a bad image"
+
+
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_signs_of_life_are_for_nccl(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    agent = TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=30))
+    limits: list[float] = []
+    beating: list[object] = []
+
+    @contextmanager
+    def heartbeat(_store: Store, world: World, timeout_seconds: float) -> Iterator[None]:
+        beating.append((world.rank, timeout_seconds))
+        yield
+        beating.append("over")
+
+    def init_process_group(*_: object, timeout: timedelta, **__: object) -> None:
+        limits.append(timeout.total_seconds())
+
+    monkeypatch.setattr(meeting, "heartbeat", heartbeat)
+    monkeypatch.setattr(meeting, "_agree_on_attempt", lambda *_: 0)
+    monkeypatch.setattr(meeting, "leave", lambda _: beating.append("left"))
+    monkeypatch.setattr(device, "check_devices", lambda *_: None)
+    monkeypatch.setattr(dist, "init_process_group", init_process_group)
+    world = World(1, 2, 1, 2, "torchrun", "127.0.0.1", agent.port, store_is_hosted=True)
+    with join(world, backend, 60.0, torch.device("cuda", 0)):
+        pass
+    # NCCL ends the process without a name: signs of life must be missed before that.
+    assert (beating, limits) == {
+        "nccl": ([(1, 60.0), "over", "left"], [96.0]),
+        "gloo": (["left"], [60.0]),
+    }[backend]
 
 
 def lonely(_rank: int, ports: list[int]) -> list[tuple[str, float]]:
@@ -202,3 +271,80 @@ assert threads() == [], threads()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def join_by_train(world: World, _folder: Path) -> None:
+    entry._train_in(world, TrainRequest(load_config("demo")))
+
+
+def join_by_self_test(world: World, folder: Path) -> None:
+    self_test._test_in(world, SelfTestRequest(output=folder / "page.html"))
+
+
+def join_by_killed_rank(world: World, _folder: Path) -> None:
+    self_test._reduce_until_killed(world)
+
+
+def join_by_doctor(_world: World, _folder: Path) -> None:
+    doctor.examine_joined_world({})
+
+
+def join_by_allreduce(world: World, _folder: Path) -> None:
+    allreduce._bench_in(world, BenchRequest(), [4096], ["ring"])
+
+
+def join_by_step(world: World, _folder: Path) -> None:
+    step._measure_in(world, StepBenchRequest(load_config("demo"), (2, 4)), lambda *_: None)
+
+
+def join_by_evaluate(_world: World, folder: Path) -> None:
+    with evaluate._open(folder, None):
+        pass
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        join_by_train,
+        join_by_self_test,
+        join_by_killed_rank,
+        join_by_doctor,
+        join_by_allreduce,
+        join_by_step,
+        join_by_evaluate,
+    ],
+)
+def test_nccl_is_given_the_one_device_that_is_shown(
+    command: Callable[[World, Path], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`srun --gpus-per-task=1`: number 3 of its host sees a device 0 alone. A device 3 would be out of range."""
+    agent = TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=30))
+    world = World(3, 4, 3, 4, "srun", "127.0.0.1", agent.port, store_is_hosted=True)
+    given: list[object] = []
+
+    def init_process_group(backend: str, *, device_id: torch.device, **_: object) -> None:
+        given.append((backend, device_id))
+        raise RuntimeError("far enough")
+
+    monkeypatch.setattr(dist, "init_process_group", init_process_group)
+    monkeypatch.setattr(world_module, "num_accelerators", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    monkeypatch.setattr(components, "choose_kernels", lambda *_: None)
+    monkeypatch.setattr(meeting, "_agree_on_attempt", lambda *_: 0)
+    monkeypatch.setattr(device, "check_devices", lambda *_: None)
+    for module in (doctor, evaluate):
+        monkeypatch.setattr(module, "read_world", lambda *_, **__: world)
+    monkeypatch.setattr(evaluate, "config_of_run", lambda _: load_config("demo"))
+    with pytest.raises(LaunchError, match="far enough"):
+        command(world, tmp_path)
+    assert given == [("nccl", torch.device("cuda", 0))]
+
+
+def test_joining_with_nccl_looks_at_the_devices_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(device, "check_devices", lambda *_: done.append("devices"))
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: done.append("nccl"))
+    monkeypatch.setattr(meeting, "leave", lambda _: None)
+    with join(ALONE, "nccl", 10.0, torch.device("cuda", 0)):
+        assert done == ["devices", "nccl"]
