@@ -122,7 +122,7 @@ def stop_and_lose_contact(request: TrainRequest) -> int:
         if not stops and bool(self["stop_wanted"] > 0) and _is_the_first("fault"):
             raise RuntimeError("[/test/gloo/transport/tcp/pair.cc:1] Connection closed by peer")
 
-    StepTotals.__init__ = init  # type: ignore[method-assign]
+    StepTotals.__init__ = init  # type: ignore[method-assign, assignment]
     return elastic_entry._start_work(request)
 
 
