@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,11 +18,11 @@ import torch.distributed as dist
 
 from megabatch.errors import CommunicationError, DisagreementError, LaunchError
 from megabatch.train import elastic_entry
-from megabatch.train.elastic import ElasticRun
+from megabatch.train.elastic import ElasticRun, LeftRunError
 from megabatch.train.request import Elastic, TrainRequest
 from megabatch.train.step import StepTotals
 from megabatch.workers.local import REPLACES_VARIABLE
-from megabatch.workers.membership import Membership
+from megabatch.workers.membership import Membership, TooFewWorkersError
 from tests.system.runs import clean_environment, small_config
 
 Collective = Callable[..., Any]
@@ -74,6 +75,22 @@ def test_workers_that_disagree_are_not_tried_again(run: Any) -> None:
     with pytest.raises(LaunchError, match="workers disagree about 100 int32"):
         run.together(disagree)
     assert len(tries) == 1
+
+
+@pytest.mark.parametrize("asked_to_go", [True, False])
+def test_too_few_workers_are_no_failure_of_one_that_was_asked_to_go(run: Any, asked_to_go: bool) -> None:
+    """Its exit code says that it left; either way a checkpoint is written."""
+    saved = []
+
+    def ask(progress: int) -> None:
+        raise TooFewWorkersError("fewer than 2 workers")
+
+    run._membership, run._stack = SimpleNamespace(ask=ask), ExitStack()
+    run._trainer.writer = SimpleNamespace(save_last=saved.append)
+    run._trainer.stop = SimpleNamespace(wanted=asked_to_go)
+    with pytest.raises(LeftRunError if asked_to_go else TooFewWorkersError):
+        run._ask()
+    assert saved == [run._stack]
 
 
 STEPS = 6
