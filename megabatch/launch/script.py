@@ -315,7 +315,7 @@ done
 
 if grep -q '"status": "finished"' "$run/summary.json" 2>/dev/null; then
   echo "the run is finished: $run"
-elif grep -q '"status": "stopped"' "$run/summary.json" 2>/dev/null; then
+elif [ "$code" -eq 143 ] || grep -q '"status": "stopped"' "$run/summary.json" 2>/dev/null; then
   echo "stopped with a checkpoint; goes on when the job runs again"
   scontrol requeue "$SLURM_JOB_ID"
 else

@@ -60,6 +60,7 @@ class Participant(Protocol):
     components: Components
     state: RunState
     writer: RunWriter
+    stop: StopRequest
     evaluator: Evaluator
     progress: Progress
 
@@ -215,6 +216,8 @@ class ElasticRun:
         except TooFewWorkersError:
             if self._names:  # not a newcomer, which has nothing to save
                 self._trainer.writer.save_last(self._stack)
+            if self._trainer.stop.wanted:  # all were asked to go, some a step earlier, or the lighthouse was
+                raise LeftRunError("was asked to stop, and nobody is left; start again with --resume") from None
             raise
 
     def _move(self, roster: Roster | None) -> Roster:

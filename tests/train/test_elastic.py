@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +18,11 @@ import torch.distributed as dist
 
 from megabatch.errors import CommunicationError, DisagreementError, LaunchError
 from megabatch.train import elastic_entry
-from megabatch.train.elastic import ElasticRun
+from megabatch.train.elastic import ElasticRun, LeftRunError
 from megabatch.train.request import Elastic, TrainRequest
 from megabatch.train.step import StepTotals
+from megabatch.workers.local import REPLACES_VARIABLE
+from megabatch.workers.membership import Membership, TooFewWorkersError
 from tests.system.runs import clean_environment, small_config
 
 Collective = Callable[..., Any]
@@ -74,6 +77,22 @@ def test_workers_that_disagree_are_not_tried_again(run: Any) -> None:
     assert len(tries) == 1
 
 
+@pytest.mark.parametrize("asked_to_go", [True, False])
+def test_too_few_workers_are_no_failure_of_one_that_was_asked_to_go(run: Any, asked_to_go: bool) -> None:
+    """Its exit code says that it left; either way a checkpoint is written."""
+    saved = []
+
+    def ask(progress: int) -> None:
+        raise TooFewWorkersError("fewer than 2 workers")
+
+    run._membership, run._stack = SimpleNamespace(ask=ask), ExitStack()
+    run._trainer.writer = SimpleNamespace(save_last=saved.append)
+    run._trainer.stop = SimpleNamespace(wanted=asked_to_go)
+    with pytest.raises(LeftRunError if asked_to_go else TooFewWorkersError):
+        run._ask()
+    assert saved == [run._stack]
+
+
 STEPS = 6
 SETTINGS = (f"train.max_steps={STEPS}", "train.threads_per_worker=1", "comm.wait_seconds=100", "log.to=[]")
 
@@ -110,6 +129,34 @@ def die_behind_the_sum(real: Collective, tensor: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def die_and_come_again(request: TrainRequest) -> int:
+    """The others conclude, and lose contact there when the one that takes its place has come."""
+    came = Path(os.environ["TEST_MARKS"]) / "came"
+    if REPLACES_VARIABLE in os.environ:
+        make = Membership.__init__
+
+        def init(self: Membership, *args: Any, **options: Any) -> None:
+            make(self, *args, **options)
+            came.touch()  # its heart beats: who asks from now on gets an answer with it
+
+        Membership.__init__ = init  # type: ignore[method-assign]
+        return elastic_entry._start_work(request)
+    at_the_end(die_behind_the_sum)
+    real, tries = dist.all_reduce, []
+
+    def all_reduce(tensor: Any, *args: Any, **options: Any) -> Any:
+        if tensor.dim() == 0 and not tries:  # the number of broken images, with which a run is concluded
+            tries.append(1)
+            deadline = time.monotonic() + 150
+            while not came.exists() and time.monotonic() < deadline:
+                time.sleep(0.05)
+            raise RuntimeError("[/test/gloo/transport/tcp/pair.cc:1] Connection closed by peer")
+        return real(tensor, *args, **options)
+
+    dist.all_reduce = all_reduce
+    return elastic_entry._start_work(request)
+
+
 def stop_and_lose_contact(request: TrainRequest) -> int:
     """One worker is told to stop in its third step; in the fourth, another has the sum that says so, and no contact."""
     real, totals, stops = StepTotals.__init__, [], _is_the_first("stop")
@@ -122,7 +169,7 @@ def stop_and_lose_contact(request: TrainRequest) -> int:
         if not stops and bool(self["stop_wanted"] > 0) and _is_the_first("fault"):
             raise RuntimeError("[/test/gloo/transport/tcp/pair.cc:1] Connection closed by peer")
 
-    StepTotals.__init__ = init  # type: ignore[method-assign]
+    StepTotals.__init__ = init  # type: ignore[method-assign, assignment]
     return elastic_entry._start_work(request)
 
 
@@ -194,6 +241,17 @@ def test_workers_that_part_in_the_last_evaluation_conclude_together(
     assert trained(local / "run", 3) == wanted
     assert (local / "fault").exists()
     assert lost(local / "run") == int(work is die)
+
+
+@pytest.mark.slow
+def test_one_that_comes_while_the_others_conclude_concludes_with_them(
+    local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = trained(local / "undisturbed", 1)
+    monkeypatch.setattr(elastic_entry, "_start_work", die_and_come_again)
+    assert trained(local / "run", 3) == wanted
+    changes = [json.loads(line) for line in (local / "run" / "membership.jsonl").read_text().splitlines()]
+    assert [(len(one["lost"]), len(one["joined"]), one["step"]) for one in changes] == [(1, 1, STEPS)]
 
 
 @pytest.mark.slow
