@@ -25,7 +25,7 @@ def train_and_ask(rank: int, optimizer_name: str, exact: bool) -> dict[str, Any]
     ddp = DistributedDataParallel(model, broadcast_buffers=False)
     grid, optimizer = megabatch.ProcessGrid.build(), getattr(megabatch, optimizer_name)(model.parameters(), lr=0.01)
     state, hook = megabatch.gradient_hook(grid, "torus", exact=exact)
-    exact_sums = state.exact.bind(ddp.parameters()) if exact else None
+    exact_sums = state.exact.bind(ddp.parameters()) if state.exact else None
     noise = megabatch.NoiseScale(model.parameters(), exact=exact_sums)
     ddp.register_comm_hook(None, noise.hook(state, hook))
     statistics = megabatch.GhostStatistics(model, momentum=1.0)
@@ -54,7 +54,7 @@ def train_and_ask(rank: int, optimizer_name: str, exact: bool) -> dict[str, Any]
         statistics.after_step()
         average.update(step.num_samples)
         if rank == 0:
-            owners = {"noise": noise, "statistics": statistics, "average": average, "control": control}
+            owners: dict[str, Any] = {"noise": noise, "statistics": statistics, "average": average, "control": control}
             owners |= {"optimizer": optimizer} | ({"exact": exact_sums} if exact_sums else {})
             states = {name: owner.state_dict() for name, owner in owners.items()}
     dist.barrier()
