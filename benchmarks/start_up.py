@@ -51,7 +51,7 @@ def start_seconds(checkout: Path, workers: int) -> dict[str, float]:
             if line.startswith("epoch "):
                 step = step or time.perf_counter() - begin
         assert run.wait(600) == 0
-    return {"first word": first, "first step": step, "processor": _children_seconds() - spent}
+    return {"Enter to first word": first, "Enter to first step": step, "processor": _children_seconds() - spent}
 
 
 def _children_seconds() -> float:

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,9 @@ def snippets() -> list[tuple[str, str]]:
 
 def _execute(rank: int, source: str, folder: str = ".") -> None:
     os.chdir(folder)
-    exec(compile(source, "snippet", "exec"), {"__name__": "snippet"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # documented use gives no warnings, torch's included
+        exec(compile(source, "snippet", "exec"), {"__name__": "snippet"})
 
 
 @pytest.mark.parametrize(("title", "source"), snippets(), ids=[title for title, _ in snippets()])

@@ -53,6 +53,7 @@ def test_the_example_loop_runs() -> None:
     done = run([*launcher, "examples/torus_in_your_loop.py", "--grid", "1x2", "--steps", "2"], REPOSITORY)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("on a grid of 1x2") == 2
+    assert not re.search(r"warning|^\[W", done.stderr, re.IGNORECASE | re.MULTILINE), done.stderr
 
 
 @pytest.mark.slow
