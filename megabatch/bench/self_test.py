@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import math
 import os
 import shutil
 import signal
@@ -30,12 +31,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from megabatch.bench.doctor import Finding, examine_machine, examine_world, print_findings
+from megabatch.bench.step import StepBenchRequest, measure_steps
 from megabatch.comm.allreduce import AllReducer
+from megabatch.comm.calibration import predictions
 from megabatch.comm.grid import ProcessGrid
-from megabatch.comm.measure import gather, on_main_rank_of, probe_device
+from megabatch.comm.measure import calibrate, gather, on_main_rank_of, probe_device
 from megabatch.comm.phases import ALGORITHMS, num_channels, phases
+from megabatch.config import Config
 from megabatch.errors import ConfigError, MegabatchError, first_line
 from megabatch.files import write_atomically
 from megabatch.recipes import load_config
@@ -59,6 +64,7 @@ _TRAINING = (
     *("train.ghost_batch_size=16", "train.global_batch_size=64", "train.evaluate_every_epochs=0"),
     *("train.digest_every_steps=0", "checkpoint.every_epochs=0"),
 )
+_NO_DEVICES = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""}  # of any maker
 _ALONE = "from megabatch.bench import self_test; self_test.train_alone({folder!r})"
 _LOSE = "from megabatch.bench import self_test; self_test.lose_a_rank()"
 
@@ -186,13 +192,15 @@ def _numbers() -> str:
 
 def _training(grid: ProcessGrid, folder: Path) -> tuple[bool, str]:
     """A short training in this world against the same one on a CPU alone."""
+    planned = planned_seconds(grid)
     _train(folder / "world", _STEPS, "exact")
 
     def compare() -> tuple[bool, str]:
-        _python(_ALONE.format(folder=str(folder / "alone")), {"CUDA_VISIBLE_DEVICES": ""})
+        _python(_ALONE.format(folder=str(folder / "alone")), _NO_DEVICES)
         here, alone = _rows(folder / "world"), _rows(folder / "alone")
         seconds = statistics.median(row["step_seconds"] for row in here[1:])
-        took = f"a step takes {1e3 * seconds:.3g} ms (median of {len(here) - 1})"
+        took = f"a step takes {1e3 * seconds:.3g} ms (median of {len(here) - 1}), {seconds / planned:.2g} times "
+        took += f"the {1e3 * planned:.3g} ms of passes and all-reduce one after the other, as the plan adds them up"
         if probe_device(grid).type == "cpu":
             same = here[-1]["weights_digest"] == alone[-1]["weights_digest"] and len(here) == _STEPS
             return same, f"{'the same bits' if same else 'other bits'} as one worker after {len(here)} steps; {took}"
@@ -201,6 +209,23 @@ def _training(grid: ProcessGrid, folder: Path) -> tuple[bool, str]:
 
     good, text = _told_by_main(grid, compare)
     return bool(good), text
+
+
+def planned_seconds(grid: ProcessGrid) -> float:
+    """A step of the short training by what a plan starts from, measured here: passes, and an all-reduce behind them.
+
+    Every rank must call it; the slowest rank's passes count.
+    """
+    config = _config(_STEPS, "float")
+    ghost = config.train.ghost_batch_size
+    num_ghosts = int(config.train.global_batch_size) // ghost
+    measured = measure_steps(StepBenchRequest(config, (ghost,), iterations=5), probe_device(grid), dist.barrier)
+    passes = max(seconds for (seconds,) in gather(grid, [measured["rows"][0]["seconds"]]))
+    seconds = passes * math.ceil(num_ghosts / grid.world_size)
+    if grid.world_size > 1:
+        num_parameters = sum(layer["parameters"] for layer in measured["layers"])
+        seconds += min(one.seconds for one in predictions(calibrate(grid), grid.shape, 4.0 * num_parameters))
+    return seconds
 
 
 def _waits(grid: ProcessGrid, folder: Path) -> tuple[bool | None, str]:
@@ -226,9 +251,12 @@ def count_waits(action: Callable[[], object]) -> int:
 
 
 def _train(folder: Path, num_steps: int, sums: str) -> None:
-    config = load_config("demo", [*_TRAINING, f"train.max_steps={num_steps}", f"comm.sums={sums}"])
     with redirect_stdout(io.StringIO()):
-        train(config, output=folder)
+        train(_config(num_steps, sums), output=folder)
+
+
+def _config(num_steps: int, sums: str) -> Config:
+    return load_config("demo", [*_TRAINING, f"train.max_steps={num_steps}", f"comm.sums={sums}"])
 
 
 def train_alone(folder: str) -> None:
@@ -246,7 +274,7 @@ def _killed_rank() -> tuple[bool, str]:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     meeting = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    devices = {} if num_accelerators() > 1 else {"CUDA_VISIBLE_DEVICES": ""}
+    devices = {} if num_accelerators() > 1 else _NO_DEVICES
     both = [_start(_LOSE, {**meeting, **devices, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(2)]
     survivor, victim = both
     with survivor, victim:  # to the end of both
@@ -261,7 +289,8 @@ def _killed_rank() -> tuple[bool, str]:
                 process.kill()
     seconds, last = time.monotonic() - killed_at, (said.strip().splitlines() or ["nothing"])[-1]
     good = victim.returncode == -signal.SIGKILL and survivor.returncode != 0 and seconds <= _NOTICED_SECONDS
-    return good, f"the other ended {seconds:.1f} s later with exit code {survivor.returncode}, saying: {last[:300]}"
+    ended = f"the other ended {seconds:.1f} s later with exit code {survivor.returncode}, saying: {last[:300]}"
+    return good, f"on the CPU: {ended}" if devices else ended
 
 
 def lose_a_rank() -> None:

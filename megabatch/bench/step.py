@@ -68,7 +68,7 @@ def bench_steps(request: StepBenchRequest, tell: Tell, environ: Mapping[str, str
 
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         set_threads(request.config, 1)
-        tell(request, _measure(request, device, lambda: None))
+        tell(request, measure_steps(request, device, lambda: None))
         return 0
     return run_as_worker(lambda: _measure_in(world, request, tell), world, environ)
 
@@ -87,7 +87,7 @@ def _measure_in(world: World, request: StepBenchRequest, tell: Tell) -> int:
     device, backend = choose_device("auto", world)
     set_threads(request.config, world.local_size)
     with join(world, backend, _TIMEOUT_SECONDS, device):
-        mine = _measure(request, device, dist.barrier)
+        mine = measure_steps(request, device, dist.barrier)
         everybody = gather(mine, dict[str, Any])
         if world.is_main:
             slowest = max(everybody, key=lambda one: sum(row["seconds"] for row in one["rows"]))
@@ -95,7 +95,7 @@ def _measure_in(world: World, request: StepBenchRequest, tell: Tell) -> int:
     return 0
 
 
-def _measure(request: StepBenchRequest, device: Any, together: Callable[[], object]) -> dict[str, Any]:
+def measure_steps(request: StepBenchRequest, device: Any, together: Callable[[], object]) -> dict[str, Any]:
     """The content of a file of step times; `together` is called before each round, on every rank."""
     import torch
 

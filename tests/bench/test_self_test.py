@@ -37,7 +37,9 @@ def test_on_a_host_without_accelerators_the_whole_list_is_good(tmp_path: Path) -
     assert [one for one in findings if one["good"] is False] == []
     by_name = {one["name"]: one for one in findings}
     assert by_name["training"]["text"].startswith("the same bits as one worker after 6 steps")
+    assert " times the " in by_name["training"]["text"]
     assert by_name["killed rank"]["good"]
+    assert by_name["killed rank"]["text"].startswith("on the CPU: the other ended")
     assert "connection to rank 1 broke" in by_name["killed rank"]["text"]
     assert [one["good"] for one in findings if one["name"] in ("sum", "integers")] == [True] * 16
     assert output.read_text(encoding="utf-8").count('<span class="chip good">good</span>') >= 19
@@ -64,17 +66,24 @@ def test_a_wrong_element_on_one_rank_is_bad_on_all() -> None:
 
 def _with_other_weights(rank: int, folder: str) -> tuple[bool, str]:
     rows = [{"step_seconds": 1.0, "weights_digest": str(step)} for step in range(6)]
+    blank: dict[str, str] = {}
     with pytest.MonkeyPatch.context() as patch, ProcessGrid.build(timeout_seconds=20) as grid:
         patch.setattr(self_test, "_train", lambda *_: None)
-        patch.setattr(self_test, "_python", lambda *_: None)
+        patch.setattr(self_test, "_python", lambda _, environment: blank.update(environment))
         patch.setattr(self_test, "_rows", lambda path: [*rows[:-1], {**rows[-1], "weights_digest": path.name}])
-        return self_test._training(grid, Path(folder))
+        patch.setattr(self_test, "planned_seconds", lambda _: 0.25)
+        found = self_test._training(grid, Path(folder))
+    # The twin has no device of any maker.
+    names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+    assert blank == (dict.fromkeys(names, "") if rank == 0 else {})
+    return found
 
 
 def test_other_weights_than_those_of_one_worker_are_bad(tmp_path: Path) -> None:
     for good, text in run_ranks(2, _with_other_weights, str(tmp_path)):
         assert not good
         assert text.startswith("other bits as one worker")
+        assert "a step takes 1e+03 ms (median of 5), 4 times the 250 ms" in text
 
 
 def test_a_rank_that_never_ends_and_an_error_are_bad(monkeypatch: pytest.MonkeyPatch) -> None:

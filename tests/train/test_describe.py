@@ -13,7 +13,9 @@ from megabatch.model.registry import build_model
 from megabatch.plan.workload import model_layers
 from megabatch.recipes import load_config
 from megabatch.schedule.clock import Clock
-from megabatch.train.describe import derived_lines, describe_data, describe_gradients, list_layers
+from megabatch.train.describe import derived_lines, describe_data, describe_gradients, describe_kernels, list_layers
+from megabatch.workers import world as world_module
+from megabatch.workers.world import World, choose_device
 
 NETWORK = nn.Linear(999, 1000)  # one million parameters
 SETTINGS = (
@@ -107,3 +109,12 @@ def test_data_is_described_by_its_own_counts() -> None:
     train = ImageArray("a", np.zeros((7, 4, 4, 3), np.uint8), [0, 1, 2, 0, 1, 2, 0])
     val = ImageArray("b", np.zeros((3, 4, 4, 3), np.uint8), [0, 1, 2])
     assert describe_data(train, val) == {"train_images": 7, "val_images": 3, "classes": 3, "channels": 3}
+
+
+def test_a_slice_of_a_device_is_one_device_and_recorded_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "MIG-5c89852c-d268-c3f3-1b07-005d5ae1dc3f"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", name)
+    monkeypatch.setattr(world_module, "num_accelerators", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    assert describe_kernels()["CUDA_VISIBLE_DEVICES"] == name
+    assert choose_device("auto", World(2, 3, 2, 3, "srun", "head", 1)) == (torch.device("cuda", 0), "nccl")
