@@ -22,6 +22,13 @@ coordination = pytest.importorskip("torchft.coordination", reason="torchft is an
 TOKEN, OTHER = b"0123456789abcdef" * 2, b"fedcba9876543210" * 2
 
 
+@pytest.fixture(autouse=True)
+def own_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A membership of local workers chooses it for its whole process, which is here that of other tests, too."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")  # put back after the test
+
+
 @pytest.fixture
 def lighthouse() -> Iterator[door.GuardedLighthouse]:
     server = door.GuardedLighthouse("127.0.0.1:0", TOKEN)
