@@ -69,7 +69,9 @@ def open_source(
         if path is not None:
             raise ConfigError(f"data source 'generated' takes no path, given {path}; leave the path out")
     elif path is None and kind != "fashion-mnist":
-        raise DataError(f"data source '{kind}' needs a path and none was given; name the folder that holds it")
+        raise DataError(
+            f"data source '{kind}' needs a path and none was given; add --data FOLDER (in a recipe: data.path)"
+        )
     source = opener(path, split, **options)
     return in_memory(source, memory_limit_bytes) if isinstance(source, EncodedImages) else source
 

@@ -8,7 +8,7 @@ functions of the stored seed and the clock. Inside a branch the checkpoint also 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -205,8 +205,10 @@ class RunState:
             "stop_wanted": bool(place and place["stop_wanted"]),
             "outcome": RunEnd(Ending(outcome[0]), outcome[1] and Evaluation(**outcome[1])) if outcome else None,
         }
-        for name, value in {**state, **typed}.items():
-            setattr(self, name, value)
+        for name in (
+            one.name for one in fields(self)
+        ):  # a missing part is a KeyError; what else is there is left alone
+            setattr(self, name, typed[name] if name in typed else state[name])
 
 
 def whole_state(components: Components, state: RunState) -> dict[str, Any]:
