@@ -2,8 +2,8 @@
 
 A worker that differs would send messages of other sizes, which ends the others too, or would compute other bits. So
 this holds every setting that decides what is computed or what is sent, the grid and the bounds that were asked for, the
-images, the network, the code, and all that `environment.json` records of where bits come from. Settings of the others
-may differ: paths, patience, read-ahead, logs.
+images, the network, the code, and all that `environment.json` records of where bits come from; elastic runs compute on
+CPUs, so devices are left out. Other settings may differ: paths, patience, read-ahead, logs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def agreement_of(components: Components, grid: str | None, min_workers: int, max
         "network": weights_digest(components.network.state_dict(), components.statistics.state_dict())[:8],
         "code": code_digest(),
         **{name: str(installed_version(name)) for name in ("megabatch", "numpy", "pillow", "torch")},
-        **{name: str(value) for name, value in describe_arithmetic().items()},
+        **{name: str(value) for name, value in describe_arithmetic(on_cpu=True).items()},
     }
 
 

@@ -97,8 +97,11 @@ def describe_environment(world: World, grid: GridShape, device: torch.device) ->
     }
 
 
-def describe_arithmetic() -> dict[str, Any]:
-    """What the last bits of a ghost batch's gradient depend on, besides the device, the threads and the versions."""
+def describe_arithmetic(*, on_cpu: bool = False) -> dict[str, Any]:
+    """What the last bits of a ghost batch's gradient depend on, besides the device, the threads and the versions.
+
+    on_cpu: leave out what only a run on accelerators depends on.
+    """
     of_libraries = ("ATEN_CPU_CAPABILITY", "CUBLAS_WORKSPACE_CONFIG", "DNNL_", "MKL_CBWR", "MKL_ENABLE_", "ONEDNN_")
     return {
         "processor": processor_name(),
@@ -107,8 +110,12 @@ def describe_arithmetic() -> dict[str, Any]:
         "mkl": torch.backends.mkl.is_available(),
         "matmul_precision": torch.get_float32_matmul_precision(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
-        **(describe_kernels() if torch.cuda.is_available() else {}),
-        **{name: value for name, value in sorted(os.environ.items()) if name.startswith(of_libraries)},
+        **(describe_kernels() if torch.cuda.is_available() and not on_cpu else {}),
+        **{
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(of_libraries) and not name.endswith("_VERBOSE")
+        },
     }
 
 

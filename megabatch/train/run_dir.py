@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import time
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from megabatch.report.untrusted import items, number, read_table, text, whole
 
 # The last worker of a killed run may take a moment to disappear.
 LOCK_SECONDS = 10.0
+_NUMBER = re.compile(r"-?\d+\.?\d*(?:[eE][+-]?\d+)?")
 
 # Settings that do not change what is computed.
 _HARMLESS = (
@@ -159,7 +161,8 @@ def check_output(folder: Path, config: Config, resume: bool, *, same_result: boo
         changed, hint = _differing(before, config, free), ""
         if "train.epochs" in changed and not same_result:
             hint = "; its length alone is changed by --epochs"
-            if not _differing(_at_length(folder, before, config.train.epochs), config, _FREE_AT_LENGTH):
+            stretched = _differing(_at_length(folder, before, config.train.epochs), config, _FREE_AT_LENGTH)
+            if all(_is_close(*both) for both in stretched.values()):
                 return
         if changed:
             name, (theirs, ours) = next(iter(changed.items()))
@@ -175,6 +178,14 @@ def check_output(folder: Path, config: Config, resume: bool, *, same_result: boo
 def _differing(before: Config, now: Config, free: tuple[str, ...]) -> dict[str, tuple[Any, Any]]:
     """The settings that differ and are not free to."""
     return {name: both for name, both in differences(before, now).items() if not name.startswith(free)}
+
+
+def _is_close(one: Any, other: Any) -> bool:
+    """Whether values are equal but for the rounding of their numbers: stretching twice rounds otherwise than once."""
+    texts = [json.dumps(value, sort_keys=True) for value in (one, other)]
+    forms, numbers = zip(*((_NUMBER.sub("0", text), _NUMBER.findall(text)) for text in texts), strict=True)
+    pairs = zip(*numbers, strict=True) if forms[0] == forms[1] else ()
+    return forms[0] == forms[1] and all(math.isclose(float(left), float(right), rel_tol=1e-9) for left, right in pairs)
 
 
 def _at_length(folder: Path, config: Config, epochs: float) -> Config:

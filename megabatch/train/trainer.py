@@ -137,8 +137,9 @@ class Trainer:
                 pass
             if ending == Ending.OVER and phase.is_branch:
                 self.workers.together(lambda: self._finish_member(phase))
-            if ending != Ending.OVER or phase.number == len(self.phases) - 1:
-                self.workers.together(lambda: self._finish_model(phase, ending))
+        # A run that ends inside a branch leaves the trunk behind.
+        if ending != Ending.OVER or planned.number == len(self.phases) - 1:
+            self.workers.together(lambda: self._finish_model(planned, ending))
 
     def _train_steps(self, phase: TrainingPhase) -> Ending:
         """Make the steps that are left of a phase, as long as the same ranks take part."""
@@ -277,7 +278,7 @@ class Trainer:
         ending, result = self.state.outcome.ending, self.state.outcome.result
         phase, is_member = self.phases[self.state.phase], ending == Ending.OVER and bool(self.state.members)
         with self.workers.concluding():
-            if ending != Ending.STOPPED and not is_member and not phase.is_branch:
+            if ending != Ending.STOPPED and not is_member:
                 self.evaluator.publish(phase, self.state.clock.samples)  # others may have been met since the evaluation
             stopped_by = (self.stop.signal_name or "a signal to another rank") if ending == Ending.STOPPED else ""
             summary = summary_of(self.state, self.config, self.world.size, result, stopped_by)

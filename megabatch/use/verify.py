@@ -160,7 +160,7 @@ def _choose_stretch(run: Path, config: Config, rows: dict[int, _Row], first: int
     found = {
         int(path.stem.removeprefix("step-")): path for path in (run / "checkpoints").glob("step-" + "[0-9]" * 8 + ".pt")
     }
-    since = _length_since(run)
+    since = _length_since(run, config)
     usable = [step for step in sorted(found) if since <= step < recorded[-1] and (first is None or step <= first)]
     start, checkpoint, data = 0, None, b""
     for step in [] if first == 0 else usable if first is None else reversed(usable):
@@ -189,7 +189,7 @@ def _choose_stretch(run: Path, config: Config, rows: dict[int, _Row], first: int
     return _Stretch(start, checkpoint, data, to_check)
 
 
-def _length_since(run: Path) -> int:
+def _length_since(run: Path, config: Config) -> int:
     """The step after which the run was given the length it has; 0 when that never changed."""
     from megabatch.train.checkpoint import decode, newest_whole, refusing_damage
 
@@ -198,7 +198,10 @@ def _length_since(run: Path) -> int:
         return 0
     state = decode(data, str(run))
     with refusing_damage(str(run)):
-        return int(state["run"].get("length_since_step", 0))
+        clock = state["run"]["trunk_clock"] or state["run"]["clock"]
+        planned = round(config.train.epochs * clock["samples_per_epoch"])
+        is_new = config.collapse is None and clock["total_samples"] != planned  # nothing has been saved since
+        return int(state["run"]["clock"]["steps"] if is_new else state["run"]["length_since_step"])
 
 
 def _compare_checkpoint(stretch: _Stretch, rows: dict[int, _Row]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,22 @@ def test_each_setting_that_matters_is_seen_and_named() -> None:
     named = [sorted(name for name in first if first[name] != other[name]) for other in others]
     assert dict(zip(CHANGES, named, strict=True)) == {change: sorted(names) for change, names in CHANGES.items()}
     assert {"threads", "torch", "numpy", "pillow", "instructions", "processor", "code"} <= first.keys()
+
+
+def seen_devices(rank: int) -> list[set[str]]:
+    torch.cuda.is_available = lambda: True
+    names = []
+    with build_components(small_config(), ALONE, near_square(1), torch.device("cpu"), is_elastic=True) as components:
+        for variables in ({}, {"CUDA_VISIBLE_DEVICES": "1", "DNNL_VERBOSE": "1"}, {"ONEDNN_MAX_CPU_ISA": "AVX2"}):
+            os.environ |= variables
+            names.append(set(agreement_of(components, None, 1, 0)))
+    return names
+
+
+def test_devices_and_logs_are_a_workers_own_affair() -> None:
+    """Schedulers show each worker other devices; elastic runs compute on CPUs."""
+    first, with_devices, with_other_instructions = run_ranks(1, seen_devices)[0]
+    assert first == with_devices == with_other_instructions - {"ONEDNN_MAX_CPU_ISA"} != with_other_instructions
 
 
 def asked(rank: int) -> list[str]:

@@ -25,6 +25,7 @@ from megabatch.train import entry
 from megabatch.train.entry import train_here
 from megabatch.train.request import Elastic, TrainRequest
 from megabatch.train.run_dir import check_output, config_of_run
+from megabatch.use.evaluate import evaluate_run
 from megabatch.use.verify import verify_run
 from tests.ranks import run_ranks
 from tests.system.runs import clean_environment, rows_of, small_config, train_on_ranks
@@ -237,3 +238,27 @@ def test_a_lighthouse_that_does_not_answer_is_named(tmp_path: Path, monkeypatch:
         train_here(request, 1, TOKEN)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_rounding_of_two_stretches_is_no_other_run(tmp_path: Path) -> None:
+    """Stretched to 3 and then to 9 epochs differs from stretched to 9 in the last bit of some numbers."""
+    recipe = load_config("photos")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.toml").write_text(over_epochs(recipe, 3).to_toml())
+    nine = over_epochs(recipe, 9)
+    assert over_epochs(over_epochs(recipe, 3), 9) != nine
+    check_output(folder, nine, resume=True)
+    other = nine.model_copy(update={"optimizer": nine.optimizer.model_copy(update={"lr_factor": 1.001})})
+    with pytest.raises(CheckpointError, match="holds another run"):
+        check_output(folder, other, resume=True)
+
+
+def test_a_run_whose_steps_end_inside_a_branch_tells_of_the_model_it_writes(tmp_path: Path) -> None:
+    overrides = ("collapse.at_epochs=[1]", "collapse.epochs=1", "train.epochs=2", "train.max_steps=12")
+    summary = train_on_ranks(2, tmp_path / "run", *overrides)
+    assert (summary["status"], summary["steps"]) == ("finished", 12)
+    assert rows_of(tmp_path / "run")[-1]["phase"] == "collapse-1"
+    found = evaluate_run(tmp_path / "run", None)
+    assert found is not None
+    assert found["top1"] == pytest.approx(summary["top1"], abs=1e-6)

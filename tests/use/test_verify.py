@@ -244,3 +244,11 @@ def test_the_exit_code_says_it_too(
     assert ended.value.code == code
     assert capsys.readouterr().out == "a note\nthe line\n"
     assert asked == [(Path("runs/x"), "4:6", 2, ())]
+
+
+def test_a_run_that_was_given_another_length_and_killed_is_not_accused(run: Path) -> None:
+    """Its settings have the new length at once, its newest checkpoint is still of the old one."""
+    longer = over_epochs(config_of_run(run), 9)
+    (run / "config.toml").write_text(longer.to_toml())
+    with pytest.raises(CheckpointError, match="was given another length after step 14, so earlier steps cannot be"):
+        verified(run)
