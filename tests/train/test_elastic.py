@@ -80,7 +80,7 @@ def test_workers_that_disagree_are_not_tried_again(run: Any) -> None:
 @pytest.mark.parametrize("asked_to_go", [True, False])
 def test_too_few_workers_are_no_failure_of_one_that_was_asked_to_go(run: Any, asked_to_go: bool) -> None:
     """Its exit code says that it left; either way a checkpoint is written."""
-    saved = []
+    saved: list[Any] = []
 
     def ask(progress: int) -> None:
         raise TooFewWorkersError("fewer than 2 workers")
@@ -142,7 +142,7 @@ def die_and_come_again(request: TrainRequest) -> int:
         Membership.__init__ = init  # type: ignore[method-assign]
         return elastic_entry._start_work(request)
     at_the_end(die_behind_the_sum)
-    real, tries = dist.all_reduce, []
+    real, tries = dist.all_reduce, list[int]()
 
     def all_reduce(tensor: Any, *args: Any, **options: Any) -> Any:
         if tensor.dim() == 0 and not tries:  # the number of broken images, with which a run is concluded
