@@ -22,7 +22,7 @@ from megabatch.train.elastic import ElasticRun, LeftRunError
 from megabatch.train.request import Elastic, TrainRequest
 from megabatch.train.step import StepTotals
 from megabatch.workers.local import REPLACES_VARIABLE
-from megabatch.workers.membership import Membership, TooFewWorkersError
+from megabatch.workers.membership import Membership, OtherRunError, TooFewWorkersError
 from tests.system.runs import clean_environment, small_config
 
 Collective = Callable[..., Any]
@@ -91,6 +91,23 @@ def test_too_few_workers_are_no_failure_of_one_that_was_asked_to_go(run: Any, as
     with pytest.raises(LeftRunError if asked_to_go else TooFewWorkersError):
         run._ask()
     assert saved == [run._stack]
+
+
+@pytest.mark.parametrize("replaces", [True, False])
+def test_a_replacement_with_other_code_does_not_end_the_run(
+    run: Any, replaces: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its error would make the launcher end the others; what the user has typed is another matter."""
+
+    def ask(progress: int) -> None:
+        raise OtherRunError("code is 'a' here and 'b' there")
+
+    run._membership = SimpleNamespace(ask=ask)
+    monkeypatch.setenv(REPLACES_VARIABLE, "1")
+    if not replaces:
+        monkeypatch.delenv(REPLACES_VARIABLE)
+    with pytest.raises(LeftRunError if replaces else OtherRunError, match="code is 'a' here"):
+        run._ask()
 
 
 STEPS = 6
