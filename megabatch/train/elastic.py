@@ -39,7 +39,7 @@ from megabatch.train.run_dir import status_of
 from megabatch.train.run_writer import RunWriter
 from megabatch.train.state import RunState, take_state, whole_state
 from megabatch.workers.local import LEFT_EXIT_CODE, REPLACES_VARIABLE, STARTED_VARIABLE
-from megabatch.workers.membership import Membership, TooFewWorkersError
+from megabatch.workers.membership import Membership, OtherRunError, TooFewWorkersError
 from megabatch.workers.roster import NEWCOMER, Roster, Seat, agreement_text, part_of
 from megabatch.workers.state_bytes import pack, unpack
 from megabatch.workers.stop import StopRequest
@@ -213,6 +213,10 @@ class ElasticRun:
         """Who takes part now; when too few do for too long, a checkpoint is written, and the run ends."""
         try:
             return self._membership.ask(self._trainer.state.how_far if self._names else NEWCOMER)
+        except OtherRunError as error:
+            if REPLACES_VARIABLE in os.environ:  # the code has changed since the run began: no reason to end the run
+                raise LeftRunError(f"takes nobody's place: {error}") from None
+            raise
         except TooFewWorkersError:
             if self._names:  # not a newcomer, which has nothing to save
                 self._trainer.writer.save_last(self._stack)

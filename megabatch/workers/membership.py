@@ -44,6 +44,10 @@ _LATE_SECONDS = 60.0  # how long the lighthouse waits for a worker that lives bu
 _CONNECT_SECONDS = 10.0
 
 
+class OtherRunError(LaunchError):
+    """This worker differs from those who lead the run."""
+
+
 class TooFewWorkersError(LaunchError):
     """The run cannot go on with those who are there."""
 
@@ -258,7 +262,7 @@ class Membership:
         seniority = sorted(seats, key=lambda seat: (seat.since or float("inf"), seat.name))
         leading = seniority[0].digest if seniority else ""
         if self._digest != leading and any(seat.name == self.name for seat in seniority):
-            raise LaunchError(
+            raise OtherRunError(
                 f"this worker differs from the run that worker {seniority[0].name} leads: "
                 f"{difference(self._agreement, seniority[0].agreement)}; start it with the same"
             )

@@ -22,7 +22,7 @@ from megabatch.train.elastic import ElasticRun, LeftRunError
 from megabatch.train.request import Elastic, TrainRequest
 from megabatch.train.step import StepTotals
 from megabatch.workers.local import REPLACES_VARIABLE
-from megabatch.workers.membership import Membership, TooFewWorkersError
+from megabatch.workers.membership import Membership, OtherRunError, TooFewWorkersError
 from tests.system.runs import clean_environment, small_config
 
 Collective = Callable[..., Any]
@@ -93,6 +93,23 @@ def test_too_few_workers_are_no_failure_of_one_that_was_asked_to_go(run: Any, as
     assert saved == [run._stack]
 
 
+@pytest.mark.parametrize("replaces", [True, False])
+def test_a_replacement_with_other_code_does_not_end_the_run(
+    run: Any, replaces: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its error would make the launcher end the others; what the user has typed is another matter."""
+
+    def ask(progress: int) -> None:
+        raise OtherRunError("code is 'a' here and 'b' there")
+
+    run._membership = SimpleNamespace(ask=ask)
+    monkeypatch.setenv(REPLACES_VARIABLE, "1")
+    if not replaces:
+        monkeypatch.delenv(REPLACES_VARIABLE)
+    with pytest.raises(LeftRunError if replaces else OtherRunError, match="code is 'a' here"):
+        run._ask()
+
+
 STEPS = 6
 SETTINGS = (f"train.max_steps={STEPS}", "train.threads_per_worker=1", "comm.wait_seconds=100", "log.to=[]")
 
@@ -142,8 +159,7 @@ def die_and_come_again(request: TrainRequest) -> int:
         Membership.__init__ = init  # type: ignore[method-assign]
         return elastic_entry._start_work(request)
     at_the_end(die_behind_the_sum)
-    real = dist.all_reduce
-    tries: list[int] = []
+    real, tries = dist.all_reduce, list[int]()
 
     def all_reduce(tensor: Any, *args: Any, **options: Any) -> Any:
         if tensor.dim() == 0 and not tries:  # the number of broken images, with which a run is concluded

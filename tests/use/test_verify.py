@@ -15,6 +15,8 @@ import torch
 
 from megabatch.__main__ import main
 from megabatch.errors import CheckpointError, ConfigError, DataError, LaunchError, MegabatchError
+from megabatch.recipes.scale import over_epochs
+from megabatch.train.run_dir import config_of_run
 from megabatch.use import verify
 from megabatch.use.verify import Verification, verify_run
 from tests.ranks import run_ranks
