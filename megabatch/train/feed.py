@@ -28,8 +28,8 @@ _MAX_THREADS = 16
 _SIZE_MULTIPLE = 8
 
 
-def open_images(config: Config) -> tuple[Source, Source]:
-    """The training and the validation images, checked against each other."""
+def open_images(config: Config, *, to_train: bool = True) -> tuple[Source, Source]:
+    """The training and the validation images, checked against each other; to_train: and against a ghost batch."""
     data = config.data
     options: dict[str, Any] = {"num_classes": data.num_classes} if data.num_classes else {}
     train_options: dict[str, Any] = {}
@@ -53,7 +53,7 @@ def open_images(config: Config) -> tuple[Source, Source]:
     val = val if held_out is None else held_out
     if data.downscale:
         train, val = downscale(train, data.image_size), downscale(val, data.image_size)
-    if len(train) < config.train.ghost_batch_size:
+    if to_train and len(train) < config.train.ghost_batch_size:
         raise DataError(
             f"the training set has {len(train)} images, one ghost batch needs {config.train.ghost_batch_size}; "
             "give more images or a smaller train.ghost_batch_size"

@@ -130,7 +130,7 @@ def _open(folder: Path, data: Path | None) -> Iterator[_OpenRun]:
     set_threads(config, world.local_size if world else 1)
     device, backend = choose_device(config.comm.backend, world)
     with join(world, backend, config.comm.timeout_seconds, device) if world else nullcontext():
-        train_source, val_source = open_images(config)
+        train_source, val_source = open_images(config, to_train=False)
         if data is not None and val_source.class_names and (known := _known_classes(folder, own)):
             val_source = labelled_by_name(val_source, known)
         is_main, local_size = (world.is_main, world.local_size) if world else (True, 1)

@@ -25,7 +25,6 @@ def run(tmp_path: Path) -> Path:
     config, _ = make_model(tmp_path / "run", root)
     settings = config.model_dump(mode="json")
     settings["data"]["num_classes"] = 3
-    settings["train"] |= {"global_batch_size": 4, "ghost_batch_size": 4}
     (tmp_path / "run" / "config.toml").write_text(type(config).model_validate(settings).to_toml())
     write_json(tmp_path / "run" / "summary.json", {"status": "finished"})
     return tmp_path / "run"

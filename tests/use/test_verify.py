@@ -19,7 +19,7 @@ from megabatch.recipes.scale import over_epochs
 from megabatch.train.run_dir import config_of_run
 from megabatch.use import verify
 from megabatch.use.verify import Verification, verify_run
-from tests.ranks import run_ranks
+from tests.ranks import RankFailureError, run_ranks
 from tests.system.runs import read_checkpoint, rows_of, train_on_ranks
 
 SETTINGS = (
@@ -252,5 +252,5 @@ def test_a_run_that_was_given_another_length_and_killed_is_not_accused(run: Path
     """Its settings have the new length at once, its newest checkpoint is still of the old one."""
     longer = over_epochs(config_of_run(run), 9)
     (run / "config.toml").write_text(longer.to_toml())
-    with pytest.raises(CheckpointError, match="was given another length after step 14, so earlier steps cannot be"):
+    with pytest.raises(RankFailureError, match="was given another length after step 14, so earlier steps cannot be"):
         verified(run)
