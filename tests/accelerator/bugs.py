@@ -18,6 +18,7 @@ from megabatch.optim import lars
 from megabatch.train import passes as passes_module
 from megabatch.train import step as step_module
 from megabatch.train.components import Components
+from tests.accelerator.watch import Stream
 
 
 @contextmanager
@@ -31,6 +32,7 @@ def seeded(bug: str) -> Iterator[None]:
         "labels on the host": _labels_on_the_host,
         "a copy that blocks": _blocking_copy,
         "a number of the host in a stack": _host_number_in_a_stack,
+        "a stream that does not wait": _stream_that_does_not_wait,
         "a seed in the pass": _seed_in_the_pass,
         "an upload in the pass": _upload_in_the_pass,
     }[bug]():
@@ -70,6 +72,10 @@ def _host_number_in_a_stack() -> Any:
         return torch.stack([get_total_norm(*args, **options), torch.ones(())]).sum()
 
     return patch.object(step_module, "get_total_norm", mixed)
+
+
+def _stream_that_does_not_wait() -> Any:
+    return patch.object(Stream, "wait_stream", lambda *_: None)
 
 
 def _seed_in_the_pass() -> Any:

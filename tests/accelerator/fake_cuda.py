@@ -24,7 +24,7 @@ from megabatch.comm import grid as grid_module
 from megabatch.comm import hook as hook_module
 from megabatch.comm.grid import Layout
 from megabatch.comm.shape import GridShape
-from tests.accelerator.watch import Event, Graph, Watch, capture
+from tests.accelerator.watch import Event, Graph, Stream, Watch, capture
 
 CUDA = torch.device("cuda", 0)
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
@@ -46,9 +46,8 @@ def fake_cuda(world_size: int = 1) -> Iterator[Watch]:
 @contextmanager
 def _patched(watch: Watch) -> Iterator[None]:
     new_future, assign = torch.futures.Future.__init__, _compute_bucket_assignment_by_size
-    Event.watch = Graph.watch = watch
-    stream = MagicMock(name="stream")
-    stream.synchronize = lambda: watch.notes.wait("stream")
+    Event.watch = Graph.watch = Stream.watch = watch
+    Stream.present = Stream()
 
     def future_without_devices(self: Any, *, devices: object = None) -> None:
         new_future(self)
@@ -83,10 +82,10 @@ def _patched(watch: Watch) -> Iterator[None]:
             set_stream=lambda _: None,
             is_bf16_supported=lambda *_: True,
             get_device_capability=lambda *_: (9, 0),
-            Stream=MagicMock(return_value=stream),
+            Stream=Stream,
             Event=Event,
-            stream=MagicMock(),
-            current_stream=MagicMock(return_value=stream),
+            stream=Stream.entered,
+            current_stream=lambda *_: Stream.present,
             synchronize=lambda *_: watch.notes.wait("synchronize"),
         ),
         patch.object(FakeTensorMode, "avoid_device_init", True),

@@ -97,7 +97,7 @@ OTHERS: dict[str, Scenario] = {
 BUGS: dict[str, Scenario] = {
     bug: Scenario(settings=(FLOAT, "optimizer.name=lars"), ranks=8, bug=bug)
     for bug in ("float in lars", "labels on the host", "a copy that blocks", "a number of the host in a stack")
-}
+} | {"a stream that does not wait": Scenario(settings=(FLOAT,), ranks=8, bug="a stream that does not wait")}
 GRAPH_BUGS: dict[str, Scenario] = {
     bug: Scenario(settings=(FLOAT, GRAPH), ranks=8, eager_steps=1, bug=bug)
     for bug in ("a seed in the pass", "an upload in the pass")

@@ -125,6 +125,7 @@ SEEN = {
     "labels on the host": ("error", "cpu"),
     "a copy that blocks": ("waits", "copy cpu to cuda"),
     "a number of the host in a stack": ("error", "DeviceMixError"),
+    "a stream that does not wait": ("waits", "has not waited"),
 }
 
 

@@ -241,6 +241,33 @@ class Event:
         return 1.0
 
 
+class Stream:
+    """In the place of `torch.cuda.Stream`: work that is queued without waiting for what it reads is noted."""
+
+    watch: Watch  # set by `fake_cuda`
+    present: Stream
+
+    def __init__(self, _device: object = None, priority: int = 0) -> None:
+        self._waits_for: Stream | None = None  # for all that was queued there until now
+
+    def wait_stream(self, other: Stream) -> None:
+        self._waits_for = other
+
+    def synchronize(self) -> None:
+        Stream.watch.notes.wait("stream")
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        before = Stream.present
+        if self is not before and self._waits_for is not before:
+            Stream.watch.notes.wait("a stream entered that has not waited for the one of before,")
+        Stream.present = self
+        try:
+            yield
+        finally:
+            Stream.present, self._waits_for = before, None
+
+
 class Graph:
     """In the place of `torch.cuda.CUDAGraph`."""
 
