@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from megabatch.data.augment import Augmentation
-from megabatch.data.batches import Feeding
+from megabatch.data.batches import LoaderSettings
 from megabatch.data.formats import open_splits
 from megabatch.data.loader import GhostLoader
 from megabatch.data.sources import Source
@@ -38,7 +38,7 @@ def digests(
     total: int,
     rank: int,
     world_size: int,
-    feeding: Feeding,
+    feeding: LoaderSettings,
     start: Step | None = None,
     limit: int = 10**9,
 ) -> dict[int, str]:
@@ -72,19 +72,19 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     source, total = open_splits(options.data)[0][1], options.images
-    expected = digests(source, total, 0, 1, Feeding())
+    expected = digests(source, total, 0, 1, LoaderSettings())
     equal: dict[str, bool] = {}
     for world_size in (1, 2, 4):
         for processes in (0, 1, 2):
             got: dict[int, str] = {}
             for rank in range(world_size):
-                got |= digests(source, total, rank, world_size, Feeding(threads=2, processes=processes))
+                got |= digests(source, total, rank, world_size, LoaderSettings(threads=2, processes=processes))
             equal[f"{world_size} workers, {processes} processes"] = got == expected
     rng, all_steps = random.Random(0), list(steps(source, total))
     resumed = 0
     for _ in range(options.positions):
         start = rng.choice(all_steps)
-        tail = digests(source, total, 0, 1, Feeding(threads=2), start, limit=4)
+        tail = digests(source, total, 0, 1, LoaderSettings(threads=2), start, limit=4)
         resumed += min(tail) == start.start_samples // GHOST and all(
             expected[number] == tail[number] for number in tail
         )

@@ -24,7 +24,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from megabatch.data.augment import Augmentation, resized_crop_box
-from megabatch.data.batches import Feeding
+from megabatch.data.batches import LoaderSettings
 from megabatch.data.decode import Decoding
 from megabatch.data.loader import GhostLoader
 from megabatch.data.randomness import keyed_uniforms
@@ -112,7 +112,7 @@ def ours(source: Source, decoding: Decoding) -> Contestant:
     def run() -> int:
         start = next(epoch) * usable
         steps = iterate_steps(lambda _: usable, BATCH, len(source), start + usable, start_samples=start)
-        loader = GhostLoader(source, POLICY, SIZE, 0, steps, feeding=Feeding(threads=1, decoding=decoding))
+        loader = GhostLoader(source, POLICY, SIZE, 0, steps, feeding=LoaderSettings(threads=1, decoding=decoding))
         count = sum(len(ghost.labels) for _, ghosts in loader for ghost in ghosts)
         loader.close()
         return count

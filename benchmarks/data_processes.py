@@ -18,15 +18,15 @@ import psutil
 import torch
 
 from benchmarks.data_peers import BATCH, POLICY, SIZE, Photographs, read_photographs
-from megabatch.data.batches import Feeding
+from megabatch.data.batches import LoaderSettings
 from megabatch.data.loader import GhostLoader
 from megabatch.schedule.batch import iterate_steps
 
 KINDS = {
-    "one thread": Feeding(threads=1),
-    "two threads": Feeding(threads=2),
-    "one process": Feeding(processes=1),
-    "two processes": Feeding(processes=2),
+    "one thread": LoaderSettings(threads=1),
+    "two threads": LoaderSettings(threads=2),
+    "one process": LoaderSettings(processes=1),
+    "two processes": LoaderSettings(processes=2),
 }
 
 
@@ -36,7 +36,7 @@ def cpu_seconds() -> float:
     return float(sum(t.user + t.system for t in times))
 
 
-def rates(photographs: Photographs, feeding: Feeding, epochs: int) -> tuple[float, float]:
+def rates(photographs: Photographs, feeding: LoaderSettings, epochs: int) -> tuple[float, float]:
     """Images per CPU second and per wall second, after the first batches."""
     total = len(photographs) * epochs // BATCH * BATCH
     steps = iterate_steps(lambda _: BATCH, BATCH, len(photographs), total)

@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 
 from megabatch.data.augment import Augmentation
-from megabatch.data.batches import Feeding
+from megabatch.data.batches import LoaderSettings
 from megabatch.data.formats import open_source
 from megabatch.data.index import ShardIndex, cached_index
 from megabatch.data.loader import GhostLoader
@@ -43,7 +43,7 @@ def memory(num_images: int, processes: int) -> list[float]:
     source = open_source("generated", None, "train", num_images=20_000, image_size=32, memory_limit_bytes=0)
     steps = iterate_steps(lambda _: 512, GHOST, len(source), num_images)
     policy = Augmentation(crop="resized", flip=True)
-    feeding = Feeding(threads=2, processes=processes)
+    feeding = LoaderSettings(threads=2, processes=processes)
     loader = GhostLoader(source, policy, 32, 0, steps, feeding=feeding)
     found, seen, next_look = [], 0, num_images // 10
     for _, ghosts in loader:

@@ -19,7 +19,7 @@ from functools import partial
 
 import torch
 
-from megabatch.comm.channel import Channel, Passage, Turn, Workers
+from megabatch.comm.channel import Channel, Passage, TaskThreads, Turn
 from megabatch.comm.failures import report_lost_peer
 from megabatch.comm.grid import ProcessGrid
 from megabatch.comm.p2p import PeerLostError, cached_tag, message_tag
@@ -78,7 +78,7 @@ class AllReducer:
         self._segment_bytes = segment_bytes
         self._channels: dict[tuple[object, ...], list[Channel]] = {}
         self._cached: dict[tuple[int, torch.dtype], _Cached] = {}
-        self._threads: Workers | None = None
+        self._threads: TaskThreads | None = None
         self._staging: torch.Tensor | None = None
         self._separate_links = grid.separate_links
         self._on_gloo = grid.on_gloo(phase.axis for phase in self.phases)
@@ -192,7 +192,7 @@ class AllReducer:
         if len(jobs) > 1 and (self._threads is None or self._threads.count < len(jobs) - 1):
             if self._threads is not None:
                 self._threads.stop(0)
-            self._threads = Workers("megabatch-channel", len(jobs) - 1)
+            self._threads = TaskThreads("megabatch-channel", len(jobs) - 1)
         others = [self._threads.submit(job) for job in jobs[1:]] if self._threads else []
         jobs[0]()
         for other in others:

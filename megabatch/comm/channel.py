@@ -1,6 +1,6 @@
 """Runs the phases of one channel on one part of a message: posts every receive first, then phase after phase.
 
-`Workers` are the threads in which several channels, or several buckets, do so at the same time.
+`TaskThreads` are the threads in which several channels, or several buckets, do so at the same time.
 
 A reduce-scatter leaves this rank with its own chunk, on which the next phase works; the matching all-gather
 widens again. So the parts of a torus nest like brackets, and one stack tells what every phase works on.
@@ -29,7 +29,7 @@ T = TypeVar("T")
 _Jobs = queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
 
 EXIT_SECONDS = 2.0
-"""How long the end of the program waits for the threads of one `Workers`."""
+"""How long the end of the program waits for the threads of one `TaskThreads`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class Passage:
                 turn.over.set()
 
 
-class Workers:
+class TaskThreads:
     """`count` daemon threads taking jobs in the order submitted: the oldest unfinished job is always in work.
 
     Like `concurrent.futures.ThreadPoolExecutor`, which would keep a failing program alive: the interpreter waits for

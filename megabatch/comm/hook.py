@@ -37,7 +37,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 from megabatch.comm.allreduce import message_text
 from megabatch.comm.calibration import Calibration
-from megabatch.comm.channel import Workers
+from megabatch.comm.channel import TaskThreads
 from megabatch.comm.exact import ExactSums, Pieces
 from megabatch.comm.failures import check_consistency
 from megabatch.comm.grid import ProcessGrid, Reducer
@@ -123,7 +123,7 @@ class GradientHook:
         self._reducers = [first, *(make() for _ in range(self._count - 1))]
         self._done: list[threading.Event | None] = [None] * self._count
         self._num_buckets = 0
-        self._workers: Workers | None = None
+        self._threads: TaskThreads | None = None
         self._stream: Any = None
         self._checked: set[str] = set()
         self._closed = False
@@ -187,17 +187,17 @@ class GradientHook:
         DDP holds its hook for ever, but a closed one refuses further buckets and holds nothing.
         """
         self._closed = True
-        if self._workers is not None:
-            self._workers.stop(self.grid.timeout_seconds)
+        if self._threads is not None:
+            self._threads.stop(self.grid.timeout_seconds)
         for reducer in self._reducers:
             reducer.close()
-        self._workers = self._stream = None
+        self._threads = self._stream = None
         self._reducers.clear()
         self._done.clear()
 
     def _in_thread(self, work: Callable[[], None], buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        if self._workers is None:
-            self._workers = Workers("megabatch-bucket", self._count)
+        if self._threads is None:
+            self._threads = TaskThreads("megabatch-bucket", self._count)
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
 
         def job() -> None:
@@ -208,7 +208,7 @@ class GradientHook:
             else:
                 future.set_result(buffer)
 
-        self._workers.submit(job)
+        self._threads.submit(job)
         return future
 
     def _on_stream(

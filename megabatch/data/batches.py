@@ -93,7 +93,7 @@ class BrokenLog:
 
 
 @dataclass(frozen=True)
-class Feeding:
+class LoaderSettings:
     """How the images of one rank are prepared; nothing in it changes a pixel but `decoding`."""
 
     threads: int = 1  # that prepare images in this process, when there are no processes
@@ -192,7 +192,7 @@ def assemble_evaluation(source: Source, image_size: int, indices: Ints, broken: 
 
 
 def evaluation_batches(
-    source: Source, image_size: int, begin: int, end: int, images_per_batch: int, feeding: Feeding
+    source: Source, image_size: int, begin: int, end: int, images_per_batch: int, feeding: LoaderSettings
 ) -> Iterator[Batch]:
     """Images `begin` to `end` of the source, fitted, with their labels: each once and in order.
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megabatch.data.augment import Augmentation
-from megabatch.data.batches import Broken, Feeding, Job, fill_training
+from megabatch.data.batches import Broken, Job, LoaderSettings, fill_training
 from megabatch.data.jpeg import Pixels
 from megabatch.data.loader_process import LoaderProcess, SharedSlots, views
 from megabatch.data.mix import mix
@@ -102,7 +102,7 @@ class GhostLoader:
         *,
         prefetch_ghosts: int = 4,
         pin_for: torch.device | None = None,
-        feeding: Feeding | None = None,
+        feeding: LoaderSettings | None = None,
         largest_image_size: int = 0,
     ) -> None:
         """`image_size` is one for all, or a function of the epoch at which a step starts; then say the largest."""
@@ -110,7 +110,7 @@ class GhostLoader:
         self._source, self._augmentation, self._seed, self._steps = source, augmentation, seed, steps
         self._image_size_at = image_size if callable(image_size) else lambda epoch: image_size
         self._largest_image_size = largest_image_size if callable(image_size) else image_size
-        self._pin_for, self._feeding = pin_for, feeding or Feeding()
+        self._pin_for, self._feeding = pin_for, feeding or LoaderSettings()
         self._room = threading.Semaphore(prefetch_ghosts)
         self._items: queue.Queue[_Ticket | Step | BaseException | None] = queue.Queue()
         self._pieces: queue.Queue[_Piece | None] = queue.Queue()

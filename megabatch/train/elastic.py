@@ -38,6 +38,7 @@ from megabatch.train.request import Elastic
 from megabatch.train.run_dir import status_of
 from megabatch.train.run_writer import RunWriter
 from megabatch.train.state import RunState, take_state, whole_state
+from megabatch.train.step import Votes
 from megabatch.workers.local import LEFT_EXIT_CODE, REPLACES_VARIABLE, STARTED_VARIABLE
 from megabatch.workers.membership import Membership, OtherRunError, TooFewWorkersError
 from megabatch.workers.roster import NEWCOMER, Roster, Seat, agreement_text, part_of
@@ -89,11 +90,8 @@ class FixedWorkers:
     def together(self, action: Callable[[], T]) -> T:
         return action()
 
-    def wants_to_ask(self) -> bool:
-        return False
-
-    def leaves(self, stop: StopRequest) -> bool:
-        return False
+    def votes(self, stop: StopRequest) -> Votes:
+        return Votes(stop_wanted=stop.wanted)
 
     def have_changed(self, ask_wanted: bool) -> bool:
         return False
@@ -166,17 +164,17 @@ class ElasticRun:
                 "and raise comm.hang_seconds if one is merely slow"
             ) from None
 
-    def wants_to_ask(self) -> bool:
+    def _wants_to_ask(self) -> bool:
         """Whether it is time to ask who takes part now; the main rank's clock decides for all."""
         return self._components.world.is_main and time.monotonic() - self._last_ask >= ASK_SECONDS
 
-    def leaves(self, stop: StopRequest) -> bool:
-        """Whether this worker is to leave after the step that begins: ask once for each, and tell the others in it.
+    def votes(self, stop: StopRequest) -> Votes:
+        """What this worker wants after the step that begins; ask once for each.
 
         SIGTERM takes a worker away; the last one, and all that would leave after the same step, stop the run.
         """
         self._is_leaving = self._components.world.size > 1 and stop.signal_name in self._elastic.leave_on
-        return self._is_leaving
+        return Votes(stop.wanted and not self._is_leaving, self._is_leaving, self._wants_to_ask())
 
     def have_changed(self, ask_wanted: bool) -> bool:
         """After a step, on every worker: whether others take part now than in it; then all have moved to their world.

@@ -23,7 +23,7 @@ from megabatch.comm.transfer import send
 from megabatch.config import Config
 from megabatch.config.data import AugmentConfig
 from megabatch.data.augment import Augmentation
-from megabatch.data.batches import Feeding, assemble_training, evaluation_batches
+from megabatch.data.batches import LoaderSettings, assemble_training, evaluation_batches
 from megabatch.data.randomness import sample_stream
 from megabatch.data.sources import Source
 from megabatch.model.norm import exact_statistics
@@ -50,7 +50,7 @@ def evaluate(
     source: Source,
     config: Config,
     normalise: Callable[[Tensor], Tensor],
-    feeding: Feeding | None = None,
+    feeding: LoaderSettings | None = None,
     each: Tensor | None = None,
 ) -> list[Evaluation]:
     """Each network alone, and behind them, if there are several, the average of the probabilities they give.
@@ -70,7 +70,7 @@ def evaluate(
     modes = [network.training for network in networks]
     for network in networks:
         network.eval()
-    batches = evaluation_batches(source, image_size, begin, end, images_per_pass, feeding or Feeding())
+    batches = evaluation_batches(source, image_size, begin, end, images_per_pass, feeding or LoaderSettings())
     for number, (images, labels_array) in zip(mine, batches, strict=True):
         labels = send(torch.from_numpy(labels_array), device)
         batch = normalise(send(torch.from_numpy(images), device))
@@ -145,7 +145,7 @@ def measure_statistics(
 class Evaluator:
     """Evaluates the network that is being trained, once for the same weights; every rank must call its methods."""
 
-    def __init__(self, components: Components, feeding: Feeding) -> None:
+    def __init__(self, components: Components, feeding: LoaderSettings) -> None:
         self.found: Evaluation | None = None  # of the weights as they are now
         self._is_published = False  # whether the network has the batch-norm statistics that belong to them
         self._components, self._feeding = components, feeding

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from megabatch.config import Config
 from megabatch.data.augment import Augmentation
-from megabatch.data.batches import BrokenLog, Feeding
+from megabatch.data.batches import BrokenLog, LoaderSettings
 from megabatch.data.decode import Decoding, check_decoder
 from megabatch.data.formats import open_source
 from megabatch.data.loader import GhostLoader
@@ -95,7 +95,7 @@ class Feeds:
         return int(total.item())
 
 
-def feeding_of(config: Config, source: Source, local_size: int, broken_list: Path | None = None) -> Feeding:
+def feeding_of(config: Config, source: Source, local_size: int, broken_list: Path | None = None) -> LoaderSettings:
     """How the settings want this source read, on a host that `local_size` ranks share.
 
     Raises:
@@ -104,7 +104,7 @@ def feeding_of(config: Config, source: Source, local_size: int, broken_list: Pat
     data = config.data
     check_decoder(data.decoder)
     default_threads = 1 if isinstance(source, ImageArray) else min(_MAX_THREADS, usable_cores(local_size))
-    return Feeding(
+    return LoaderSettings(
         threads=data.loader_threads or default_threads,
         processes=data.loader_processes,
         decoding=Decoding(data.decoder, data.reduce_jpeg),

@@ -60,7 +60,7 @@ class Ending(Enum):
     """How a phase came to its end."""
 
     OVER = "over"  # the next phase can begin
-    AGAIN = "again"  # go on with a new loader: an exact sum did not fit, or others take part
+    RESTART = "restart"  # go on with a new loader: an exact sum did not fit, or others take part
     LIMIT = "limit"  # train.max_steps
     STOPPED = "stopped"  # a signal
 

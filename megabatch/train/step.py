@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -66,6 +66,15 @@ class StepResult:
             **{f"{part}_seconds": seconds for part, seconds in self.part_seconds.items()},
         }
         return columns if self.noise_scale is None else {**columns, "noise_scale": self.noise_scale}
+
+
+@dataclass(frozen=True)
+class Votes:
+    """What a rank wants after a step; all ranks hear of it with the numbers of the step."""
+
+    stop_wanted: bool = False  # the run shall stop here
+    leave_wanted: bool = False  # this rank shall, and the others go on
+    ask_wanted: bool = False  # to know who takes part now
 
 
 class StepTotals:
@@ -162,23 +171,25 @@ def start_step(
     ghosts: Iterable[Ghost],
     seed: int,
     watch: Stopwatch,
+    votes: Votes | None = None,
     *,
-    stop_wanted: bool = False,
-    leave_wanted: bool = False,
-    ask_wanted: bool = False,
     measure_noise: bool = True,
 ) -> StartedStep | None:
     """Make one step; the optimizer must already have the values of this epoch.
 
+    votes: what this rank wants afterwards; nothing by default.
+
     Returns None when an exact sum did not fit and ghosts are no list, so that they cannot be passed again: nothing has
     changed, and the step must be done again. On an accelerator this may be found out later, by the result.
     """
-    began = time.perf_counter()
     optimizer, world = components.optimizer, components.world
     exact, noise_scale = components.exact, components.noise_scale
+    if exact is not None and exact.is_new:
+        ghosts = list(ghosts)  # the first step is always repeated
+    began = time.perf_counter()
     optimizer.zero_grad(set_to_none=True)
-    is_late = components.decides_on_device and not audit_is_due(components.config, step)
-    is_late_sum = is_late and exact is not None and exact.has_shifts
+    decides_late = components.decides_on_device and not audit_is_due(components.config, step)
+    is_late_sum = decides_late and exact is not None and exact.has_shifts
     loss_scale = _loss_scale(components)
     by_ghost = _pass_until_it_fits(
         components, step, ghosts, seed, watch, loss_scale, is_late=is_late_sum, measure_noise=measure_noise
@@ -203,16 +214,14 @@ def start_step(
         "not_finite": ~torch.isfinite(own_norm),
         "repeats": exact.num_repeats * main if exact is not None else 0.0,
         "left_out": left_out if left_out is not None else 0.0,
-        "stop_wanted": stop_wanted,
-        "leave_wanted": leave_wanted,
-        "ask_wanted": ask_wanted,
+        **asdict(votes or Votes()),
         **watch.seconds,
     }
     totals = StepTotals(by_ghost, numbers, world.size)
     skip: bool | Tensor = totals["not_finite"] > 0  # on some rank
     if left_out is not None:
         skip = skip | left_out
-    if not is_late:
+    if not decides_late:
         skip = bool(skip)  # before anything is changed: an error of the sums comes to light here
     watch.skip()
     if skip is False:

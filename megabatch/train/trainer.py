@@ -133,7 +133,7 @@ class Trainer:
     def _run_phase(self, planned: TrainingPhase) -> None:
         """Train a phase; a branch leaves its member behind, the last phase the model of the run."""
         with self._entered(planned) as phase:
-            while (ending := self.workers.together(lambda: self._train_steps(phase))) == Ending.AGAIN:
+            while (ending := self.workers.together(lambda: self._train_steps(phase))) == Ending.RESTART:
                 pass
             if ending == Ending.OVER and phase.is_branch:
                 self.workers.together(lambda: self._finish_member(phase))
@@ -156,34 +156,25 @@ class Trainer:
         # The control closes before the loader, whose thread may wait for it.
         with closing(loader), closing(control):
             for step, ghosts in loader:
-                if audit_is_due(config, step) and (ending := self._take_in_all(phase, steps, but=0)):
+                if audit_is_due(config, step) and (ending := self._read_results(phase, steps, but=0)):
                     return ending  # an audit looks at the step before the device has taken it
                 scheduled = schedule_optimizer(
                     components.optimizer, phase.optimizer, step.epoch, step=step, past_epochs=state.past_epochs
                 )
-                leaves = self.workers.leaves(self.stop)
-                is_first = components.exact is not None and components.exact.is_new
+                votes = self.workers.votes(self.stop)
                 started = start_step(
-                    components,
-                    step,
-                    list(ghosts) if is_first else ghosts,  # the first step is always repeated
-                    phase.seed,
-                    self.watch,
-                    stop_wanted=self.stop.wanted and not leaves,
-                    leave_wanted=leaves,
-                    ask_wanted=self.workers.wants_to_ask(),
-                    measure_noise=not phase.is_branch,
+                    components, step, ghosts, phase.seed, self.watch, votes, measure_noise=not phase.is_branch
                 )
                 if started is None:
-                    return Ending.AGAIN
+                    return Ending.RESTART
                 steps.append((step, scheduled, started))
                 # Where the device decides, a step is read when the next one has been started, so that nobody waits.
-                is_late = components.decides_on_device and not weights_are_needed(config, state.clock, step)
-                if ending := self._take_in_all(phase, steps, but=int(is_late)):
+                reads_late = components.decides_on_device and not weights_are_needed(config, state.clock, step)
+                if ending := self._read_results(phase, steps, but=int(reads_late)):
                     return ending
         return Ending.OVER if control.is_over(state.clock.samples) else Ending.LIMIT
 
-    def _take_in_all(self, phase: TrainingPhase, steps: deque[Started], but: int) -> Ending | None:
+    def _read_results(self, phase: TrainingPhase, steps: deque[Started], but: int) -> Ending | None:
         """Read the results of steps, oldest first, but of the newest ones; how the phase ends when it does."""
         while len(steps) > but:
             step, scheduled, started = steps.popleft()
@@ -191,12 +182,12 @@ class Trainer:
             if result is None:  # nor have those that were started since left a trace
                 for _, _, later in steps:
                     later.drop()
-                return Ending.AGAIN
-            if ending := self._take_in(phase, step, scheduled, result, is_newest=not steps):
+                return Ending.RESTART
+            if ending := self._count_step(phase, step, scheduled, result, is_newest=not steps):
                 return ending
         return None
 
-    def _take_in(
+    def _count_step(
         self, phase: TrainingPhase, step: Step, scheduled: dict[str, float], result: StepResult, *, is_newest: bool
     ) -> Ending | None:
         """Count a step that has been made, and finish it; how the phase ends when it does."""
@@ -218,7 +209,7 @@ class Trainer:
         self._finish_step(phase, made)
         if stop_now:
             return Ending.STOPPED
-        return Ending.AGAIN if self.workers.have_changed(result.ask_wanted) else None
+        return Ending.RESTART if self.workers.have_changed(result.ask_wanted) else None
 
     def _finish_step(self, phase: TrainingPhase, made: MadeStep) -> None:
         """Evaluate, log and save after a step that counts already; every rank must call it."""

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from megabatch.data.batches import Broken, BrokenLog, Feeding, assemble_evaluation, evaluation_batches, fit
+from megabatch.data.batches import Broken, BrokenLog, LoaderSettings, assemble_evaluation, evaluation_batches, fit
 from megabatch.data.decode import decoded_pixels
 from megabatch.data.folder import EXTENSIONS
 from megabatch.data.jpeg import Pixels
@@ -144,7 +144,7 @@ def predict(classifier: Classifier, files: Sequence[Path]) -> Iterator[Predictio
     source = ImageFiles(files, classifier.card.channels)
     problems: dict[int, str] = {}
     log = _Problems(problems)
-    feeding = Feeding(threads=min(16, usable_cores()), broken=log)
+    feeding = LoaderSettings(threads=min(16, usable_cores()), broken=log)
     size, step = classifier.card.image_size, classifier.card.batch_size
     batches = evaluation_batches(source, size, 0, len(files), step, feeding)
     for first, (images, _) in zip(range(0, len(files), step), batches, strict=True):

@@ -1,4 +1,4 @@
-"""A rank that dies or hangs in any phase: every other rank ends in bounded time and names it. Threads of `Workers`."""
+"""A rank that dies or hangs in any phase: every other rank ends in bounded time and names it. Threads of `TaskThreads`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from megabatch.comm.allreduce import AllReducer
-from megabatch.comm.channel import Workers
+from megabatch.comm.channel import TaskThreads
 from megabatch.comm.grid import ProcessGrid
 from megabatch.comm.primitives import PRIMITIVES, Primitive
 from megabatch.comm.shared_memory import SHARED
@@ -128,7 +128,7 @@ def test_a_rank_that_hangs_ends_the_others_within_the_timeout() -> None:
 
 
 def test_one_worker_runs_jobs_in_order_and_returns_results() -> None:
-    workers = Workers("test", 1)
+    workers = TaskThreads("test", 1)
     seen: list[int] = []
 
     def note(value: int) -> int:
@@ -142,7 +142,7 @@ def test_one_worker_runs_jobs_in_order_and_returns_results() -> None:
 
 
 def test_errors_reach_the_future_and_the_thread_goes_on() -> None:
-    workers = Workers("test", 1)
+    workers = TaskThreads("test", 1)
 
     def broken() -> None:
         raise ValueError("no")
@@ -156,7 +156,7 @@ def test_errors_reach_the_future_and_the_thread_goes_on() -> None:
 
 
 def test_two_workers_take_the_two_oldest_jobs() -> None:
-    workers = Workers("test", 2)
+    workers = TaskThreads("test", 2)
     both_in = threading.Barrier(2, timeout=10)
     first = workers.submit(both_in.wait)
     second = workers.submit(both_in.wait)  # would never pass if it waited for the first
@@ -168,9 +168,9 @@ def test_two_workers_take_the_two_oldest_jobs() -> None:
 def test_the_end_of_the_program_waits_for_a_job_but_not_for_ever() -> None:
     code = """
 import time
-from megabatch.comm.channel import Workers
-Workers("short", 1).submit(lambda: (time.sleep(0.5), print("done", flush=True)))
-Workers("stuck", 2).submit(lambda: time.sleep(600))
+from megabatch.comm.channel import TaskThreads
+TaskThreads("short", 1).submit(lambda: (time.sleep(0.5), print("done", flush=True)))
+TaskThreads("stuck", 2).submit(lambda: time.sleep(600))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "done\n")

@@ -19,7 +19,7 @@ from megabatch.data.batches import (
     JUDGED_OVER_IMAGES,
     Broken,
     BrokenLog,
-    Feeding,
+    LoaderSettings,
     assemble_evaluation,
     assemble_training,
     evaluation_batches,
@@ -217,7 +217,7 @@ def images(tmp_path: Path) -> Source:
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(("begin", "end", "size"), [(0, 11, 4), (0, 11, 100), (2, 9, 1), (5, 5, 3)])
 def test_every_image_once_and_in_order(images: Source, threads: int, begin: int, end: int, size: int) -> None:
-    batches = list(evaluation_batches(images, 8, begin, end, size, Feeding(threads=threads)))
+    batches = list(evaluation_batches(images, 8, begin, end, size, LoaderSettings(threads=threads)))
     assert [len(labels) for _, labels in batches] == [min(size, end - at) for at in range(begin, end, size)]
     if batches:
         expected, labels = assemble_evaluation(images, 8, np.arange(begin, end))
@@ -228,9 +228,9 @@ def test_every_image_once_and_in_order(images: Source, threads: int, begin: int,
 def test_a_broken_image_is_grey_under_its_own_label(images: Source, tmp_path: Path) -> None:
     (tmp_path / "train" / "bee" / "005.png").write_bytes(b"")
     with pytest.raises(DataError, match=r"005.png"):
-        list(evaluation_batches(images, 8, 0, 11, 4, Feeding(threads=2)))
+        list(evaluation_batches(images, 8, 0, 11, 4, LoaderSettings(threads=2)))
     log = BrokenLog(0.01, tmp_path / "broken.jsonl", images.name)
-    found = list(evaluation_batches(images, 8, 0, 11, 4, Feeding(threads=2, broken=log)))
+    found = list(evaluation_batches(images, 8, 0, 11, 4, LoaderSettings(threads=2, broken=log)))
     shown, labels = found[1]
     assert (shown[1] == GREY).all()
     assert (shown[0] != GREY).any()
@@ -240,14 +240,14 @@ def test_a_broken_image_is_grey_under_its_own_label(images: Source, tmp_path: Pa
 
 
 def test_leaving_early_ends_the_threads(images: Source) -> None:
-    batches = evaluation_batches(images, 8, 0, 11, 1, Feeding(threads=3))
+    batches = evaluation_batches(images, 8, 0, 11, 1, LoaderSettings(threads=3))
     next(batches)
     batches.close()  # type: ignore[attr-defined]
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("evaluation")]
 
 
 def test_by_default_pixels_are_exact_and_no_broken_image_is_tolerated() -> None:
-    one, other = Feeding(), Feeding()
+    one, other = LoaderSettings(), LoaderSettings()
     assert one.decoding == EXACT
     assert one.broken.max_share == 0
     assert one.broken is not other.broken  # each counts for itself

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from megabatch.data import batches
 from megabatch.data.augment import Augmentation
-from megabatch.data.batches import BrokenLog, Feeding, assemble_training
+from megabatch.data.batches import BrokenLog, LoaderSettings, assemble_training
 from megabatch.data.formats import open_source
 from megabatch.data.loader import Ghost, GhostLoader, Mixed
 from megabatch.data.mix import mix
@@ -55,7 +55,7 @@ def loader(
     of: Source | None = None,
     over: Iterator[Step] | None = None,
     ahead: int = 2,
-    feeding: Feeding | None = None,
+    feeding: LoaderSettings | None = None,
 ) -> GhostLoader:
     return GhostLoader(
         of or source(),
@@ -255,7 +255,7 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Source:
 
 
 def over_photographs(
-    of: Source, rank: int, world_size: int, feeding: Feeding, start: tuple[int, int] = (0, 0)
+    of: Source, rank: int, world_size: int, feeding: LoaderSettings, start: tuple[int, int] = (0, 0)
 ) -> list[tuple[Step, list[Ghost]]]:
     """With images that grow: 16 pixels wide in the first epoch, then 24."""
     return read_all(
@@ -278,7 +278,7 @@ def by_number(batches: list[tuple[Step, list[Ghost]]]) -> dict[int, Ghost]:
 @pytest.fixture(scope="module")
 def expected(photographs: Source) -> dict[int, Ghost]:
     """One worker, one thread."""
-    ghosts = by_number(over_photographs(photographs, 0, 1, Feeding()))
+    ghosts = by_number(over_photographs(photographs, 0, 1, LoaderSettings()))
     assert {tuple(ghost.images.shape[1:3]) for ghost in ghosts.values()} == {(16, 16), (24, 24)}
     return ghosts
 
@@ -286,19 +286,19 @@ def expected(photographs: Source) -> dict[int, Ghost]:
 @pytest.mark.parametrize(
     ("world_size", "feeding"),
     [
-        (1, Feeding(threads=3)),
-        (1, Feeding(processes=1)),
-        (2, Feeding(threads=2)),
-        (2, Feeding(processes=2)),
-        pytest.param(2, Feeding(processes=1), marks=pytest.mark.slow),
-        pytest.param(4, Feeding(threads=2), marks=pytest.mark.slow),
-        pytest.param(4, Feeding(processes=1), marks=pytest.mark.slow),
-        pytest.param(4, Feeding(processes=2), marks=pytest.mark.slow),
+        (1, LoaderSettings(threads=3)),
+        (1, LoaderSettings(processes=1)),
+        (2, LoaderSettings(threads=2)),
+        (2, LoaderSettings(processes=2)),
+        pytest.param(2, LoaderSettings(processes=1), marks=pytest.mark.slow),
+        pytest.param(4, LoaderSettings(threads=2), marks=pytest.mark.slow),
+        pytest.param(4, LoaderSettings(processes=1), marks=pytest.mark.slow),
+        pytest.param(4, LoaderSettings(processes=2), marks=pytest.mark.slow),
     ],
     ids=lambda value: str(value) if isinstance(value, int) else f"{value.threads}t{value.processes}p",
 )
 def test_pixels_do_not_depend_on_ranks_threads_and_processes(
-    photographs: Source, expected: dict[int, Ghost], world_size: int, feeding: Feeding
+    photographs: Source, expected: dict[int, Ghost], world_size: int, feeding: LoaderSettings
 ) -> None:
     got: dict[int, Ghost] = {}
     for rank in range(world_size):
@@ -309,7 +309,9 @@ def test_pixels_do_not_depend_on_ranks_threads_and_processes(
 
 def test_resuming_at_any_step_gives_the_same_ghosts(photographs: Source, expected: dict[int, Ghost]) -> None:
     for step in steps():
-        tail = by_number(over_photographs(photographs, 0, 1, Feeding(threads=2), (step.start_samples, step.index)))
+        tail = by_number(
+            over_photographs(photographs, 0, 1, LoaderSettings(threads=2), (step.start_samples, step.index))
+        )
         assert min(tail) == step.start_samples // GHOST
         assert all(same(ghost, expected[number]) for number, ghost in tail.items())
 
@@ -329,7 +331,7 @@ def test_a_mixture_is_that_of_the_ghost_batch(photographs: Source, expected: dic
 
 
 def test_shared_memory_is_used_again_once_it_is_let_go(photographs: Source) -> None:
-    one = loader(of=photographs, feeding=Feeding(processes=1), ahead=2)
+    one = loader(of=photographs, feeding=LoaderSettings(processes=1), ahead=2)
     for _, ghosts in one:
         for ghost in ghosts:
             assert ghost.images.sum() > 0
@@ -350,7 +352,7 @@ class Deadly(ImageArray):
 
 
 def test_a_process_that_dies_names_the_image() -> None:
-    one = loader(of=Deadly("deadly", source().images[:, :-1], source().labels), feeding=Feeding(processes=2))
+    one = loader(of=Deadly("deadly", source().images[:, :-1], source().labels), feeding=LoaderSettings(processes=2))
     with pytest.raises(DataError, match=r"a loader process was ended by SIGKILL while it had the image 17 of deadly; "):
         read_all(one)
     assert threads() == []
@@ -372,7 +374,7 @@ def holes() -> Holes:
 @pytest.mark.parametrize(("threads_", "processes"), [(1, 0), (2, 0), (0, 1)])
 def test_broken_images_are_replaced_counted_and_listed(tmp_path: Path, threads_: int, processes: int) -> None:
     log = BrokenLog(0.01, tmp_path / "run" / "broken.jsonl", "holes")
-    feeding = Feeding(threads=threads_, processes=processes, broken=log)
+    feeding = LoaderSettings(threads=threads_, processes=processes, broken=log)
     ghosts = by_number(read_all(loader(of=holes(), feeding=feeding)))
     labels = {int(label) for ghost in ghosts.values() for label in ghost.labels}
     assert labels == set(range(NUM_IMAGES)) - {3, 4, 20}
@@ -391,6 +393,6 @@ def test_broken_images_are_replaced_counted_and_listed(tmp_path: Path, threads_:
 def test_too_many_broken_images_stop_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "JUDGED_OVER_IMAGES", 10)
     with pytest.raises(DataError, match=r"of \d+ images read were broken, data.max_broken_share allows 0.05; the last"):
-        read_all(loader(of=holes(), feeding=Feeding(broken=BrokenLog(0.05))))
+        read_all(loader(of=holes(), feeding=LoaderSettings(broken=BrokenLog(0.05))))
     with pytest.raises(DataError, match=r"^cannot decode the image \d+ of holes$"):
-        read_all(loader(of=holes(), feeding=Feeding()))
+        read_all(loader(of=holes(), feeding=LoaderSettings()))
