@@ -1,4 +1,4 @@
-"""A rank that dies or hangs in any phase: every other rank ends in bounded time and names it. Threads of `TaskThreads`."""
+"""A rank that dies or hangs in any phase: every other rank ends in bounded time and names it. And `TaskThreads`."""
 
 from __future__ import annotations
 
