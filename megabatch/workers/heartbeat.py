@@ -6,14 +6,16 @@ rank without a sign of life for `comm.timeout_seconds` is lost: the main rank lo
 rank.
 
 Signs come from a thread of their own, so a rank may take any time for an evaluation. Silence is counted in one's own
-rounds and not by the clock: whoever was paused has not waited. A rank that hangs goes on giving signs: then NCCL's own
-time limit ends the others.
+rounds and not by the clock: whoever was paused has not waited. A call of the store does not return when the store's
+host falls silent with its connections open, so a second thread counts, which never calls the store. A rank that hangs
+goes on giving signs: then NCCL's own time limit ends the others.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import queue
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -72,27 +74,46 @@ class _Heart:
         self._watched = [rank for rank in range(world.size) if rank != world.rank] if world.is_main else [0]
         self._last = dict.fromkeys(self._watched, "")
         self._silent = dict.fromkeys(self._watched, 0)  # rounds since the last new sign
-        self._unanswered = 0  # rounds since the store gave an answer
+        self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()  # one of each round that the store answered
         self._stopped = threading.Event()
         self._last_words = ""
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._beating = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._watching = threading.Thread(target=self._watch, name="heartbeat-watch", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        self._beating.start()
+        self._watching.start()
 
     def stop(self, last_words: str = "") -> None:
         """This rank is done: nobody waits for a sign of it. last_words: why the others must end."""
         self._last_words = last_words
         self._stopped.set()
-        self._thread.join(_LAST_WORDS_SECONDS)  # the store may be gone
+        self._answers.put("")  # wakes the watch
+        self._watching.join(_LAST_WORDS_SECONDS)
+        self._beating.join(_LAST_WORDS_SECONDS)  # the store may be gone
 
-    def _run(self) -> None:
+    def _watch(self) -> None:
+        """End this rank when a round found a reason, or when no round has come back for too long."""
+        reason, unanswered = "", 0
+        while not reason and not self._stopped.is_set():
+            try:
+                reason, unanswered = self._answers.get(timeout=self._round_seconds), 0
+            except queue.Empty:
+                unanswered += 1
+                if unanswered >= self._most_silent and self._last.get(0) != _OVER:
+                    reason = f"the store of the run {self._silence_text(unanswered)}; look at rank 0"
+        if not self._stopped.wait(GRACE_SECONDS):
+            self._end(f"{rank_text(self._world)} ends: {reason}")
+
+    def _beat(self) -> None:
+        """All calls of the store; each of them may last for ever."""
         reason, wait_seconds = "", 0.0
         while not reason and not self._stopped.wait(wait_seconds):
-            reason, wait_seconds = self._round(), self._round_seconds
-        if reason and not self._stopped.wait(GRACE_SECONDS):
-            self._end(f"{rank_text(self._world)} ends: {reason}")
-            return
+            with suppress(RuntimeError):  # the store is gone, or the way to it
+                reason = self._round()
+                self._answers.put(reason)
+            wait_seconds = self._round_seconds
+        self._stopped.wait()
         with suppress(RuntimeError):
             if self._last_words:
                 self._leave_note(self._last_words)
@@ -100,15 +121,8 @@ class _Heart:
 
     def _round(self) -> str:
         """Give a sign and look at those of others; returns why this rank must end, if it must."""
-        try:
-            self._store.set(_key(self._world.rank), f"{os.urandom(8).hex()} {rank_text(self._world)}")
-            found = self._store.get(_NOTE).decode() if self._store.check([_NOTE]) else self._look()
-        except RuntimeError:  # the store is gone, or the way to it
-            self._unanswered += 1
-            is_lost = self._unanswered >= self._most_silent and self._last.get(0) != _OVER
-            return f"the store of the run {self._silence_text(self._unanswered)}; look at rank 0" if is_lost else ""
-        self._unanswered = 0
-        return found
+        self._store.set(_key(self._world.rank), f"{os.urandom(8).hex()} {rank_text(self._world)}")
+        return self._store.get(_NOTE).decode() if self._store.check([_NOTE]) else self._look()
 
     def _look(self) -> str:
         """Who is lost, if anybody is."""

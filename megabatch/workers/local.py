@@ -21,21 +21,20 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from megabatch.errors import CommunicationError, LaunchError, MegabatchError, WriteError, first_line
-from megabatch.files import write_once
+from megabatch.errors import CommunicationError, LaunchError, MegabatchError
+from megabatch.workers.error_file import ERROR_FILE_VARIABLE, leave_error_of
 from megabatch.workers.meeting import listen_at
 from megabatch.workers.stop import handling, heard_signals
 from megabatch.workers.token import TOKEN_VARIABLE
 from megabatch.workers.world import LAUNCHED_VARIABLE, World
 
-ERROR_FILE_VARIABLE = "MEGABATCH_ERROR_FILE"
 STARTED_VARIABLE = "MEGABATCH_STARTED"  # when the launcher of an elastic run began, in seconds since 1970
 REPLACES_VARIABLE = "MEGABATCH_REPLACES"  # set for a worker that takes the place of one that died
 
@@ -256,16 +255,6 @@ def _enter(environment: dict[str, str], work: Callable[..., object], args: tuple
     work(*args)
 
 
-def leave_error(message: str, environ: Mapping[str, str]) -> bool:
-    """In a worker: put the user's error where the launcher finds it; False when no launcher of ours is waiting."""
-    path = environ.get(ERROR_FILE_VARIABLE)
-    if path is None:
-        return False
-    with suppress(WriteError):
-        write_once(Path(path), message)  # the first worker to find an error is the one to tell
-    return True
-
-
 def run_as_worker(work: Callable[[], int], world: World, environ: Mapping[str, str], debug: bool = False) -> int:
     """Do the work of one worker; returns its exit code, or ends the process when another worker is gone."""
     _end_with_launcher(environ)
@@ -278,7 +267,7 @@ def run_as_worker(work: Callable[[], int], world: World, environ: Mapping[str, s
     except MegabatchError as error:
         if debug:
             traceback.print_exc()
-        if leave_error(str(error), environ):
+        if leave_error_of(error, world, environ):
             os._exit(2)  # other workers may wait in a collective: do not linger to say goodbye to them
         raise
     except Exception as error:
@@ -288,9 +277,7 @@ def run_as_worker(work: Callable[[], int], world: World, environ: Mapping[str, s
 
         if is_lost_contact(error):
             _end_for_restart(f"rank {world.rank} of {world.size} lost its connection to another worker")
-        # A bug, here or in the user's model: it would come again, so it is told once and nothing is tried again.
-        if leave_error(f"rank {world.rank} met {first_line(error)}", environ):
-            traceback.print_exc()
+        if leave_error_of(error, world, environ):
             os._exit(2)
         raise
 

@@ -22,6 +22,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from megabatch.errors import LaunchError, first_line
+from megabatch.workers.error_file import leave_error_of
 from megabatch.workers.heartbeat import error_text, heartbeat, rank_text
 from megabatch.workers.token import TOKEN_VARIABLE, run_token, sign
 from megabatch.workers.world import ALONE, World
@@ -60,7 +61,7 @@ def join(world: World, backend: str, timeout_seconds: float, device: torch.devic
 
     timeout = timedelta(seconds=timeout_seconds)
     token = run_token(os.environ) or b""
-    ended_well = False
+    ended_well, unsaid = False, ""
     with _gloo_on_loopback() if world.is_local else nullcontext():
         try:
             store: Store = HashStore()
@@ -108,27 +109,40 @@ def join(world: World, backend: str, timeout_seconds: float, device: torch.devic
             ended_well = True
         except BaseException as error:
             if backend == "nccl":  # what follows may not come to its end
-                print(f"megabatch: {rank_text(world)} ends: {error_text(error)}", file=sys.stderr, flush=True)
+                unsaid = f"{rank_text(world)} ends: {error_text(error)}"
+                if world.size > 1:  # else nobody else ends with it, and who catches the error tells it
+                    _say(unsaid)
+                    unsaid = ""
+                leave_error_of(error, world, os.environ)
             raise
         finally:
-            leave(ended_well)
+            leave(ended_well, unsaid)
             if ended_well:  # else another worker may be gone, and waiting for threads that wait for it takes long
                 end_threads()
 
 
-def leave(ended_well: bool) -> None:
+def leave(ended_well: bool, unsaid: str = "") -> None:
     """End all process groups. After an error NCCL's are aborted: the device may wait for another rank for ever, and
-    destroying a group waits for the device. Should aborting take long, the process ends instead."""
+    destroying a group waits for the device. Should aborting take long, the process says what is unsaid and ends."""
     import torch.distributed as dist
 
+    def give_up() -> None:
+        if unsaid:
+            _say(unsaid)
+        os._exit(1)
+
     if not ended_well and dist.get_backend() == "nccl":
-        limit = threading.Timer(_ABORT_SECONDS, os._exit, (1,))
+        limit = threading.Timer(_ABORT_SECONDS, give_up)
         limit.daemon = True
         limit.start()
         dist.distributed_c10d._abort_process_group()
         limit.cancel()
     else:
         dist.destroy_process_group()
+
+
+def _say(text: str) -> None:
+    print(f"megabatch: {text}", file=sys.stderr, flush=True)
 
 
 def _agree_on_attempt(store: Store, world: World, timeout_seconds: float) -> int:

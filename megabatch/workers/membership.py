@@ -34,7 +34,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from megabatch.comm.p2p import group_named, hang_up, uses_gloo
 from megabatch.errors import LaunchError, first_line
 from megabatch.machine import host_name
-from megabatch.workers.roster import Roster, Seat, difference, digest_of
+from megabatch.workers.roster import Roster, Seat, by_seniority, difference, digest_of
 from megabatch.workers.token import is_signed, sign
 
 HEARTBEAT_SECONDS = 0.1
@@ -149,7 +149,7 @@ class Membership:
         dist.barrier()  # so that whoever is gone is noticed here
         self._since = self._since or roster.key
         # Newcomers compare themselves with the first, or with who takes its place. Others save the lighthouse the text.
-        self._tells_agreement = world.rank < 2
+        self._tells_agreement = self.name in [seat.name for seat in by_seniority(roster.seats)[:2]]
 
     def disconnect(self) -> None:
         """Leave the process group at once; workers that wait for this one notice."""
@@ -259,7 +259,7 @@ class Membership:
 
     def _ordered(self, seats: list[Seat]) -> tuple[Seat, ...]:
         """The order of ranks: by seniority, host by host, so that rows of the grid are hosts."""
-        seniority = sorted(seats, key=lambda seat: (seat.since or float("inf"), seat.name))
+        seniority = by_seniority(seats)
         leading = seniority[0].digest if seniority else ""
         if self._digest != leading and any(seat.name == self.name for seat in seniority):
             raise OtherRunError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from megabatch.workers.world import World
@@ -89,6 +89,11 @@ class Roster:
             meeting_host=self.seats[0].store_host,
             meeting_port=self.seats[0].store_port,
         )
+
+
+def by_seniority(seats: Iterable[Seat]) -> list[Seat]:
+    """Who has been a member for longest comes first: newcomers compare themselves with it."""
+    return sorted(seats, key=lambda seat: (seat.since or float("inf"), seat.name))
 
 
 def agreement_text(parts: Mapping[str, str]) -> str:

@@ -114,6 +114,38 @@ def test_a_store_that_is_gone_is_told_after_the_time_limit() -> None:
     assert "the store of the run has given no sign of life for" in said[0]
 
 
+STORE = """
+from datetime import timedelta
+from torch._C._distributed_c10d import TCPStore
+
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+print(store.port, flush=True)
+input()
+"""
+
+
+def test_a_store_whose_host_falls_silent_with_its_connections_open_is_told() -> None:
+    """As after a power loss or a cut network: the calls that wait for an answer never return."""
+    said: list[str] = []
+    host = subprocess.Popen([sys.executable, "-c", STORE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert host.stdout is not None
+        port = int(host.stdout.readline())
+        client = TCPStore("127.0.0.1", port, timeout=timedelta(seconds=60))
+        world = World(1, 2, 1, 2, "torchrun", "127.0.0.1", port)
+        with heartbeat(client, world, 1.0, round_seconds=0.05, end=said.append):
+            client.get("sign 1")  # it has begun
+            host.send_signal(signal.SIGSTOP)
+            deadline = time.monotonic() + 30
+            while not said and time.monotonic() < deadline:
+                time.sleep(0.05)
+    finally:
+        host.kill()
+        host.communicate()
+    assert len(said) == 1
+    assert "the store of the run has given no sign of life for 1 s; look at rank 0" in said[0]
+
+
 def test_slow_and_paused_ranks_are_left_alone() -> None:
     """A rank that evaluates for longer than the limit, and then a scheduler that pauses the whole job."""
     with ranks("", "", f"time.sleep({2 * LIMIT_SECONDS})") as processes:

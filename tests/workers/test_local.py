@@ -13,32 +13,11 @@ from pathlib import Path
 import pytest
 
 from megabatch.errors import ConfigError, LaunchError, MegabatchError
-from megabatch.workers.local import (
-    ERROR_FILE_VARIABLE,
-    leave_error,
-    run_as_worker,
-    start_elastic_workers,
-    start_workers,
-)
+from megabatch.workers.error_file import ERROR_FILE_VARIABLE, leave_error
+from megabatch.workers.local import run_as_worker, start_elastic_workers, start_workers
 from megabatch.workers.world import LAUNCHED_VARIABLE, World
 
 WORLD = World(1, 4, 1, 4, "torchrun", "127.0.0.1", 0)
-
-
-def test_the_first_error_is_the_one_that_is_told(tmp_path: Path) -> None:
-    environ = {ERROR_FILE_VARIABLE: str(tmp_path / "error")}
-    assert leave_error("first: caf\u00e9", environ)
-    assert leave_error("second", environ)
-    assert (tmp_path / "error").read_text(encoding="utf-8") == "first: caf\u00e9"
-
-
-def test_without_our_launcher_there_is_nowhere_to_leave_it() -> None:
-    assert not leave_error("lost", {})
-
-
-def test_a_place_that_is_gone_does_no_harm(tmp_path: Path) -> None:
-    """The launcher may have been killed and its scratch folder cleared away."""
-    assert leave_error("late", {ERROR_FILE_VARIABLE: str(tmp_path / "gone" / "error")})
 
 
 # What the workers of the tests below do. Each attempt of each rank leaves a file in a folder.

@@ -30,6 +30,7 @@ from megabatch.train.request import TrainRequest
 from megabatch.use import evaluate
 from megabatch.workers import meeting
 from megabatch.workers import world as world_module
+from megabatch.workers.error_file import ERROR_FILE_VARIABLE
 from megabatch.workers.meeting import join, leave, listen_at
 from megabatch.workers.token import TOKEN_VARIABLE
 from megabatch.workers.world import ALONE, World
@@ -62,29 +63,55 @@ def test_after_an_error_nobody_waits_for_a_device(
     assert done == [expected]
 
 
-def test_an_error_on_nccl_is_told_before_the_abort_which_may_take_no_time() -> None:
-    code = """
-import threading, time
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("hangs", [True, False])
+@pytest.mark.parametrize("is_launched", [True, False])
+def test_an_error_on_nccl_is_told_before_the_abort_which_may_take_no_time(
+    tmp_path: Path, size: int, hangs: bool, is_launched: bool
+) -> None:
+    code = f"""
+import os, time
 import torch
 import torch.distributed as dist
 from megabatch.comm import device
+from datetime import timedelta
+from torch._C._distributed_c10d import TCPStore
+from megabatch.errors import ConfigError
 from megabatch.workers import meeting
-from megabatch.workers.world import ALONE
+from megabatch.workers.local import run_as_worker
+from megabatch.workers.world import ALONE, World
 
 device.check_devices = lambda *_: None
+meeting._agree_on_attempt = lambda *_: 0
 dist.init_process_group = lambda *_, **__: None
 dist.get_backend = lambda: "nccl"
-dist.distributed_c10d._abort_process_group = lambda: time.sleep(60)
-meeting._ABORT_SECONDS = 0.2
-with meeting.join(ALONE, "nccl", 10.0, torch.device("cuda", 0)):
-    raise ValueError("a bad image")
+dist.distributed_c10d._abort_process_group = lambda: time.sleep({60 if hangs else 0})
+meeting._ABORT_SECONDS = {0.2 if hangs else 60}
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
+world = ALONE if {size} == 1 else World(0, 2, 0, 2, "torchrun", "127.0.0.1", store.port, store_is_hosted=True)
+
+def work():
+    with meeting.join(world, "nccl", 10.0, torch.device("cuda", 0)):
+        raise ConfigError("a bad image")
+
+try:
+    run_as_worker(work, world, os.environ)
+except ConfigError:
+    os._exit(2)
 """
     environment = {**os.environ, "MEGABATCH_HOST": "node7"}
+    environment.pop(ERROR_FILE_VARIABLE, None)
+    if is_launched:
+        environment[ERROR_FILE_VARIABLE] = str(tmp_path / "error")
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=50, check=False
     )
-    assert done.returncode == 1
-    assert done.stderr.strip() == "megabatch: rank 0 on host node7 ends: ValueError: a bad image"
+    assert done.returncode == (1 if hangs else 2), done.stderr
+    # In a world of one whoever catches the error tells it, unless nobody comes to that.
+    is_said = size > 1 or hangs
+    assert done.stderr.strip() == ("megabatch: rank 0 on host node7 ends: ConfigError: a bad image" if is_said else "")
+    if is_launched:
+        assert (tmp_path / "error").read_text() == "a bad image"
 
 
 @pytest.mark.parametrize("backend", ["nccl", "gloo"])
@@ -104,7 +131,7 @@ def test_signs_of_life_are_for_nccl(monkeypatch: pytest.MonkeyPatch, backend: st
 
     monkeypatch.setattr(meeting, "heartbeat", heartbeat)
     monkeypatch.setattr(meeting, "_agree_on_attempt", lambda *_: 0)
-    monkeypatch.setattr(meeting, "leave", lambda _: beating.append("left"))
+    monkeypatch.setattr(meeting, "leave", lambda *_: beating.append("left"))
     monkeypatch.setattr(device, "check_devices", lambda *_: None)
     monkeypatch.setattr(dist, "init_process_group", init_process_group)
     world = World(1, 2, 1, 2, "torchrun", "127.0.0.1", agent.port, store_is_hosted=True)
@@ -345,6 +372,6 @@ def test_joining_with_nccl_looks_at_the_devices_first(monkeypatch: pytest.Monkey
     done: list[str] = []
     monkeypatch.setattr(device, "check_devices", lambda *_: done.append("devices"))
     monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: done.append("nccl"))
-    monkeypatch.setattr(meeting, "leave", lambda _: None)
+    monkeypatch.setattr(meeting, "leave", lambda *_: None)
     with join(ALONE, "nccl", 10.0, torch.device("cuda", 0)):
         assert done == ["devices", "nccl"]

@@ -178,8 +178,29 @@ def test_a_worker_that_stands_still_is_left_behind_although_its_heart_beats(ligh
             one.close()
 
 
+@pytest.mark.parametrize(("since", "tells"), [(2, True), (3, False)])
+def test_the_two_who_are_members_for_longest_tell_newcomers_what_they_have(
+    lighthouse: str, monkeypatch: pytest.MonkeyPatch, since: int, tells: bool
+) -> None:
+    """Ranks are ordered host by host, so these two need not be the first two ranks."""
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
+    monkeypatch.setattr(dist, "barrier", lambda: None)
+    one = member(lighthouse)
+    try:
+        there: dict[str, Any] = {"store_host": one._store_host, "store_port": one._store_port, "digest": one._digest}
+        own = seat(one.name, since=since, host="b" if tells else "a", **there)
+        other = seat("other", since=5 - since, host="a" if tells else "b", **there)
+        roster = Roster(9, one._ordered([seat("first", since=1, **there), own, other, seat("newcomer", **there)]))
+        assert roster.world_of(one.name).rank == (3 if tells else 1)
+        one.connect(roster)
+        assert one._tells_agreement == tells
+    finally:
+        one.close()
+
+
 def meet_after_a_failure(rank: int, address: str) -> int:
     """On rank 0 a try to meet somebody who is not there has failed before."""
+    dist.barrier()  # who left at once would cut off one that still connects
     dist.destroy_process_group()
     one = Membership(f"w{rank}", address, TOKEN, "{}", founders=2, wait_seconds=60.0, hang_seconds=1.0)
     if rank == 0:
