@@ -93,7 +93,6 @@ WHOLE_RUNS = "only whole runs show what it does: tests/system"
 WITHOUT_A_TEST_FILE = {
     "megabatch/__main__.py": "every test in tests/test_cli.py runs it",
     "megabatch/train/__init__.py": "tests/train/test_entry.py calls it",
-    "megabatch/train/state.py": WHOLE_RUNS,
     "megabatch/train/request.py": "plain values, which tests/train/test_entry.py fills in",
     "megabatch/train/elastic_entry.py": WHOLE_RUNS,
     "megabatch/train/trainer.py": WHOLE_RUNS,
