@@ -25,7 +25,7 @@ def test_the_docstring_draws_every_error_there_is() -> None:
 def test_one_base_class_catches_them_all_and_is_one_level_above() -> None:
     for name in set(errors.__all__) - HELPERS - {"MegabatchError", "DisagreementError"}:
         assert getattr(errors, name).__bases__ == (MegabatchError,)
-    assert errors.DisagreementError.__bases__ == (errors.CommunicationError,)  # whoever waits for the one hears the other
+    assert errors.DisagreementError.__bases__ == (errors.CommunicationError,)  # who hears one hears both
     # A user's mistake must not pass for one of Python's own errors, which are caught elsewhere for other reasons.
     assert MegabatchError.__bases__ == (Exception,)
 
