@@ -249,6 +249,7 @@ def test_groups_that_cannot_connect_are_named(monkeypatch: pytest.MonkeyPatch) -
         raise RuntimeError("connect: No route to host\nstack")
 
     monkeypatch.setattr(dist, "new_group", no_route)
+    monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
     with pytest.raises(LaunchError) as caught:
         _axis_group(GridShape((2, 64)), 0, 1, 5.0, "build")
     assert str(caught.value) == (

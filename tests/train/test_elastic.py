@@ -268,7 +268,9 @@ def test_one_that_comes_while_the_others_conclude_concludes_with_them(
     monkeypatch.setattr(elastic_entry, "_start_work", die_and_come_again)
     assert trained(local / "run", 3) == wanted
     changes = [json.loads(line) for line in (local / "run" / "membership.jsonl").read_text().splitlines()]
-    assert [(len(one["lost"]), len(one["joined"]), one["step"]) for one in changes] == [(1, 1, STEPS)]
+    # Whether the others had met without the lost one before the new one came is a matter of time.
+    assert [sum(len(one[what]) for one in changes) for what in ("lost", "joined")] == [1, 1]
+    assert {one["step"] for one in changes} == {STEPS}
 
 
 @pytest.mark.slow
