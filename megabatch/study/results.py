@@ -203,9 +203,10 @@ def statements(results: Sequence[ArmResult], margin_points: float, paired: bool 
     ]
     how = "of pairs with one seed by Student's t-test" if paired else "by Welch's t-test"
     alone = "intervals and p are those of each comparison alone"
+    seeds = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
     within = f"{margins.pop():g} points" if len(margins) == 1 else "the margin of each"
     said = [
-        f"{len(tested)} comparisons {how}, {min(counts)} to {max(counts)} seeds an arm; {alone}.",
+        f"{len(tested)} comparisons {how}, {seeds} seeds an arm; {alone}.",
         f"Different also when all comparisons with one arm are taken together (Holm, 5 %): {_listed(clear)}.",
         f"Equal within {within} (whole 95 % interval inside): {_listed(equal)}.",
     ]
