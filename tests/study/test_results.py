@@ -115,7 +115,7 @@ def test_the_table_and_what_it_says(study: Study, tmp_path: Path) -> None:
     assert "| Small | 20 | 82.00 +- 2.00 (3) |  |  |  |  |" in table
     assert "| large 2x | 20 | 70.50 +- 0.71 (2) | Small | -11.50 [" in table
     said = statements(results, study.margin_points)
-    assert said[0].startswith("2 comparisons by Welch's t-test, 2 to 2 seeds an arm")
+    assert said[0].startswith("2 comparisons by Welch's t-test, 2 seeds an arm")
     assert said[1].endswith("large 2x.")
     assert said[2].endswith("none.")
 
