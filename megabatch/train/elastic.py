@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from megabatch.comm.failures import is_lost_contact
-from megabatch.comm.messages import broadcast
+from megabatch.comm.messages import gather
 from megabatch.comm.shape import default_shape, parse_grid
 from megabatch.errors import DisagreementError, LaunchError, MegabatchError, first_line
 from megabatch.files import append_line
@@ -136,9 +136,10 @@ class ElasticRun:
         stack.callback(self._membership.close)
         if not self._move(None).is_beginning:
             return Start.JOINED
-        # All workers may have died, and others have taken their places: the run goes on from its checkpoint.
+        # All workers may have died, and others have taken their places: the run goes on from its checkpoint, also where
+        # one who merely came along meets them as the first.
         in_place_of_others = REPLACES_VARIABLE in os.environ and (trainer.folder / CONFIG_FILE).is_file()
-        return Start.RESUMED if broadcast(resume or in_place_of_others, bool) else Start.NEW
+        return Start.RESUMED if any(gather(resume or in_place_of_others, bool)) else Start.NEW
 
     def together(self, action: Callable[[], T]) -> T:
         """Do what needs every worker; when another is lost on the way, again, with those who are left."""

@@ -12,17 +12,19 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch.distributed as dist
 
 from megabatch.errors import CommunicationError, DisagreementError, LaunchError
-from megabatch.train import elastic_entry
+from megabatch.train import elastic, elastic_entry
 from megabatch.train.elastic import ElasticRun, LeftRunError
 from megabatch.train.request import Elastic, TrainRequest
 from megabatch.train.step import StepTotals
 from megabatch.workers.local import REPLACES_VARIABLE
 from megabatch.workers.membership import Membership, OtherRunError, TooFewWorkersError
+from tests.ranks import run_ranks
 from tests.system.runs import clean_environment, small_config
 
 Collective = Callable[..., Any]
@@ -75,6 +77,23 @@ def test_workers_that_disagree_are_not_tried_again(run: Any) -> None:
     with pytest.raises(LaunchError, match="workers disagree about 100 int32"):
         run.together(disagree)
     assert len(tries) == 1
+
+
+def begun(rank: int, replacing: int, folder: str) -> str:
+    os.environ.update({REPLACES_VARIABLE: "1"} if rank == replacing else {})
+    vars(elastic).update(Membership=MagicMock(), agreement_of=MagicMock(), agreement_text=str)
+    made: Any = ElasticRun(Elastic(), b"0123456789abcdef")
+    made._move = lambda roster: SimpleNamespace(is_beginning=True)
+    trainer: Any = SimpleNamespace(components=SimpleNamespace(config=small_config()), folder=Path(folder))
+    with ExitStack() as stack:
+        return str(made.begin(trainer, stack, resume=False).value)
+
+
+def test_one_that_comes_first_among_replacements_does_not_begin_the_run_anew(tmp_path: Path) -> None:
+    """All workers had died. A second command's worker may meet those in their place as the main rank."""
+    (tmp_path / "config.toml").touch()
+    assert run_ranks(2, begun, 1, str(tmp_path)) == ["resumed", "resumed"]
+    assert run_ranks(2, begun, 2, str(tmp_path)) == ["new", "new"]
 
 
 @pytest.mark.parametrize("asked_to_go", [True, False])
