@@ -55,7 +55,9 @@ def sha256_of(folder: Path) -> str:
 def start(folder: Path, options: argparse.Namespace, *words: str) -> subprocess.Popen[str]:
     """Start a run; its lines are shown as they come."""
     command = [sys.executable, "-m", "megabatch", "train", "demo", "--epochs", str(options.epochs)]
-    command += ["--output", str(folder), *words, *(word for one in options.set for word in ("--set", one))]
+    # On a fast machine all of this ends before a worker is old enough to be replaced without being counted.
+    changes = ["comm.max_restarts=20", *options.set]
+    command += ["--output", str(folder), *words, *(word for one in changes for word in ("--set", one))]
     print(f"\n$ megabatch {' '.join(command[3:])}", flush=True)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     threading.Thread(target=_show, args=(process,), daemon=True).start()
