@@ -70,7 +70,7 @@ def read_earlier(path: Path, study: Study) -> EarlierRuns:
 
 def _row(cells: Mapping[str, str]) -> RunResult:
     """A row of the file; ValueError when a cell is no value of its column."""
-    if None in cells.values() or cells["diverged"] not in ("True", "False"):
+    if None in cells or None in cells.values() or cells["diverged"] not in ("True", "False"):
         raise ValueError(f"the row of arm '{cells['arm']}', seed '{cells['seed']}' is not whole")
     row = RunResult(
         arm=cells["arm"],

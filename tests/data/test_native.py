@@ -136,15 +136,24 @@ def test_broken_and_unusual_bytes_are_declined(helper: Native) -> None:
 
 
 def test_flipped_bytes_never_do_harm(helper: Native) -> None:
-    """What libjpeg makes of damaged bytes is the same by either way; most of it is a warning and odd pixels."""
-    content = encoded(photograph(48, 64), progressive=True) + b""
-    rng, out = np.random.default_rng(5), np.empty((16, 16, 3), dtype=np.uint8)
+    """What libjpeg makes of damaged bytes is the same by either way; most of it is a warning and odd pixels.
+
+    The process goes on, nothing is written beside the place for the image, and the next image is a good one.
+    """
+    content = encoded(photograph(48, 64), progressive=True)
+    rng, around = np.random.default_rng(5), np.full((18, 16, 3), 7, dtype=np.uint8)
+    out = around[1:-1]
     part = reduction_for((8, 8, 60, 44), 16, 16, may_reduce=False)
     for _ in range(400):
         damaged = bytearray(content)
         for at in rng.integers(2, len(content), 3):
             damaged[at] = int(rng.integers(256))
         helper.decode(bytes(damaged), (48, 64), *part, False, out)
+        assert (around[[0, -1]] == 7).all()
+    assert helper.decode(content, (48, 64), *part, False, out)
+    good = np.empty_like(out)
+    assert helper.decode(content, (48, 64), *part, False, good)
+    np.testing.assert_array_equal(out, good)
 
 
 def test_real_photographs(helper: Native, real_data: Path) -> None:

@@ -71,6 +71,7 @@ ROW = "Small,0,50.5,10,2.0,64,64,1.0,1,0,False"
         (lambda rows: rows.replace("64,64", "64,128"), "at another batch than the study's 64"),
         (lambda rows: rows + ROW, "with seed 0 twice"),
         (lambda rows: rows.replace(",0,False", ""), "is not whole"),
+        (lambda rows: rows.replace(",0,False", ",0,False,more"), "is not whole"),
         (lambda rows: rows.replace("50.5", "many"), "cannot be read as runs.csv of a study"),
         (lambda rows: rows.replace("50.5", "nan"), "has a number that cannot be"),
         (lambda rows: rows.replace("50.5", "1e6"), "has a number that cannot be"),
