@@ -158,10 +158,8 @@ def end_process(reason: str) -> None:
 
 def recorder_text(environ: Mapping[str, str]) -> str:
     """Where torch's flight recorder writes what NCCL was doing, if it was told."""
-    names = (
-        "TORCH_FR_DUMP_TEMP_FILE",
-        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
-    )  # torch 2.13 has new names, and knows the old
+    # torch 2.13 has new names, and knows the old.
+    names = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
     sizes = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
     path = next((environ[name] for name in names if environ.get(name)), "")
     is_off = next((environ[name] for name in sizes if environ.get(name)), "") == "0"
